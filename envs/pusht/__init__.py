@@ -1,0 +1,1 @@
+"""PushT: a T is pushed onto its goal by a round agent."""

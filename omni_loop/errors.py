@@ -1,0 +1,165 @@
+"""One hierarchy of errors: a code, a reason, whether a retry helps, and a text that may be shown to anyone.
+
+The text of an :class:`OmniLoopError` is public: it names the offending thing and the nearest right one and
+never holds a path, a traceback or another session's data.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from enum import StrEnum
+
+
+class Code(StrEnum):
+    """Coarse class of an error; each maps to one gRPC status."""
+
+    INVALID_ARGUMENT = "invalid_argument"
+    NOT_FOUND = "not_found"
+    FAILED_PRECONDITION = "failed_precondition"
+    ABORTED = "aborted"
+    RESOURCE_EXHAUSTED = "resource_exhausted"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    UNAVAILABLE = "unavailable"
+    UNAUTHENTICATED = "unauthenticated"
+    INTERNAL = "internal"
+
+
+class Reason(StrEnum):
+    """What exactly went wrong, for programs."""
+
+    BAD_TENSOR = "bad_tensor"
+    BAD_SPEC = "bad_spec"
+    BAD_CONFIG = "bad_config"
+    BAD_CHECKPOINT = "bad_checkpoint"
+    BAD_REQUEST = "bad_request"
+    UNKNOWN_NAME = "unknown_name"
+    UNKNOWN_SESSION = "unknown_session"
+    UNSUPPORTED = "unsupported"
+    MISSING_EXTRA = "missing_extra"
+    PORT_BUSY = "port_busy"
+    STALE_EPOCH = "stale_epoch"
+    STALE_SEQ = "stale_seq"
+    BUSY = "busy"
+    OUT_OF_BLOCKS = "out_of_blocks"
+    OUT_OF_BYTES = "out_of_bytes"
+    TOO_MANY_SESSIONS = "too_many_sessions"
+    TOO_LARGE = "too_large"
+    SESSION_LOST = "session_lost"
+    STAGE_FAILED = "stage_failed"
+    BAD_OUTPUT = "bad_output"
+    RUNNER_GONE = "runner_gone"
+    PAYLOAD_GONE = "payload_gone"
+    PAYLOAD_CORRUPT = "payload_corrupt"
+    EXPIRED = "expired"
+    CLOSED = "closed"
+    CANCELLED = "cancelled"
+    DRAINING = "draining"
+    BAD_TOKEN = "bad_token"
+
+
+class OmniLoopError(Exception):
+    """Base of every error this project raises at a border."""
+
+    code: Code = Code.INTERNAL
+    reason: Reason = Reason.STAGE_FAILED
+    retryable: bool = False
+
+    def __init__(
+        self, text: str, *, reason: Reason | None = None, retryable: bool | None = None, code: Code | None = None
+    ) -> None:
+        super().__init__(text)
+        self.text = text
+        if code is not None:
+            self.code = code
+        if reason is not None:
+            self.reason = reason
+        if retryable is not None:
+            self.retryable = retryable
+
+
+class InvalidInput(OmniLoopError):
+    """The caller sent something that does not fit the spec."""
+
+    code, reason = Code.INVALID_ARGUMENT, Reason.BAD_REQUEST
+
+
+class TensorError(InvalidInput):
+    """A tensor of the wrong name, dtype, shape, size or with values that are not finite."""
+
+    reason = Reason.BAD_TENSOR
+
+
+class ConfigError(InvalidInput):
+    """A deployment, recipe or suite that does not validate."""
+
+    reason = Reason.BAD_CONFIG
+
+
+class UnknownName(OmniLoopError):
+    """A pipeline, stage, env or set of demonstrations nobody registered."""
+
+    code, reason = Code.NOT_FOUND, Reason.UNKNOWN_NAME
+
+
+class UnknownSession(OmniLoopError):
+    """No such session, or not yours: the two look alike on purpose."""
+
+    code, reason = Code.NOT_FOUND, Reason.UNKNOWN_SESSION
+
+
+class Unsupported(OmniLoopError):
+    """The pipeline exists but cannot do this."""
+
+    code, reason = Code.FAILED_PRECONDITION, Reason.UNSUPPORTED
+
+
+class MissingExtra(OmniLoopError):
+    """An optional dependency is not installed; the text names the extra to install."""
+
+    code, reason = Code.FAILED_PRECONDITION, Reason.MISSING_EXTRA
+
+
+class CheckpointError(OmniLoopError):
+    """A checkpoint is missing, corrupt or of another shape than its configuration says."""
+
+    code, reason = Code.FAILED_PRECONDITION, Reason.BAD_CHECKPOINT
+
+
+class StateError(OmniLoopError):
+    """An operation the session's present state does not allow."""
+
+    code, reason = Code.FAILED_PRECONDITION, Reason.STALE_SEQ
+
+
+class Exhausted(OmniLoopError):
+    """A bound is reached: sessions, blocks or bytes. Nothing was half-allocated."""
+
+    code, reason, retryable = Code.RESOURCE_EXHAUSTED, Reason.OUT_OF_BLOCKS, True
+
+
+class StageFailed(OmniLoopError):
+    """A stage raised; the tick was rolled back and the session is as after its last commit."""
+
+    code, reason = Code.INTERNAL, Reason.STAGE_FAILED
+
+
+class PayloadError(OmniLoopError):
+    """A payload could not be fetched: not there, stale, corrupt or gone."""
+
+    code, reason = Code.UNAVAILABLE, Reason.PAYLOAD_GONE
+
+
+class ServerUnavailable(OmniLoopError):
+    """The server cannot serve: port busy, runner gone, draining."""
+
+    code, reason, retryable = Code.UNAVAILABLE, Reason.RUNNER_GONE, True
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`` Did you mean 'x'?`` for the known name nearest to ``name``, else the list of known names."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if close:
+        return f" Did you mean {close[0]!r}?"
+    return f" Known: {', '.join(names) if names else 'none'}."

@@ -1,0 +1,145 @@
+"""What crosses the runner boundary: frozen messages and payload receipts, never a shared object.
+
+An orchestrator talks to a runner with :class:`Command` messages and hears :class:`Report` messages. Arrays
+travel beside them through a connector; a message holds their :class:`Receipt` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ..types import Op
+
+Scalar = str | int | float | bool
+
+
+class PayloadKind(StrEnum):
+    OBSERVATION = "observation"
+    ACTIONS = "actions"
+    LATENTS = "latents"
+    FRAMES = "frames"
+    HIDDEN = "hidden"
+    TOKENS = "tokens"
+    KV = "kv"
+    SCENE = "scene"
+    PROGRESS = "progress"
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadKey:
+    """Names a payload: which edge of the pipeline, which session, epoch, tick and part."""
+
+    edge: str
+    session: str
+    epoch: int
+    tick: int
+    part: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Proof that a payload was put; enough to get it. ``location`` is the backend's own."""
+
+    key: PayloadKey
+    kind: PayloadKind
+    connector: str
+    location: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSession:
+    """Allocate the typed state of a session in every stage of the runner."""
+
+    session: str
+    seed: int
+    prompt: str
+    options: Mapping[str, Scalar] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RunStage:
+    """Run one stage of one tick. ``inputs`` maps the stage's input names to receipts."""
+
+    session: str
+    epoch: int
+    tick: int
+    stage: str
+    op: Op
+    step: int
+    inputs: Mapping[str, Receipt]
+    params: Mapping[str, Scalar] = field(default_factory=dict)  # e.g. {"frames": 8, "actions": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Make everything ``stages`` staged during the tick permanent, together."""
+
+    session: str
+    epoch: int
+    tick: int
+    stages: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Undo everything ``stages`` staged during the tick."""
+
+    session: str
+    epoch: int
+    tick: int
+    stages: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ResetSession:
+    """Begin a new epoch: typed state as freshly opened. ``prompt`` None keeps the old one."""
+
+    session: str
+    epoch: int
+    seed: int | None = None
+    prompt: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSession:
+    """Free everything of the session."""
+
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasePayloads:
+    """The consumer is done with payloads this runner put."""
+
+    keys: tuple[PayloadKey, ...]
+
+
+Command = OpenSession | RunStage | Commit | Discard | ResetSession | CloseSession | ReleasePayloads
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A command succeeded. For :class:`RunStage`: receipts by output name and the forward passes' time."""
+
+    request: int
+    outputs: Mapping[str, Receipt] = field(default_factory=dict)
+    model_ms: float = 0.0
+    queue_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A command failed; ``text`` is public, ``detail`` (a traceback) is for the server's log only."""
+
+    request: int
+    code: str
+    reason: str
+    retryable: bool
+    text: str
+    detail: str = ""
+
+
+Report = Done | Failed

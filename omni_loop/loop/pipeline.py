@@ -1,0 +1,80 @@
+"""The graph of a pipeline: stages, typed edges, what is final, what feeds the next tick.
+
+A pipeline is registered in Python beside its model. It says what exists; a deployment (YAML) says how it
+runs. Cycles go over ticks only: a *feedback* edge hands an output of this tick to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ..types import Op, SessionSpec, StageKind
+from .messages import PayloadKind, Scalar
+
+CLIENT = "client"  # the source of edges that carry what the client sent
+
+
+@dataclass(frozen=True, slots=True)
+class StageDef:
+    """A stage of a pipeline; ``factory`` builds it inside the runner (``module:function`` in the
+    registry), called with ``options`` and the deployment's stage options merged over them."""
+
+    name: str
+    kind: StageKind
+    factory: str
+    options: Mapping[str, Scalar] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """``source.output`` becomes ``target.input``. From :data:`CLIENT` the outputs are ``observation``
+    (arrays by name, plus ``executed``) and ``actions`` (``float32[n, action_dim]`` of a Predict)."""
+
+    source: str
+    output: str
+    target: str
+    input: str
+    kind: PayloadKind
+    feedback: bool = False  # the payload of tick t is an input of tick t + 1
+    optional: bool = False  # the stage also runs without it
+
+    @property
+    def name(self) -> str:
+        return f"{self.source}.{self.output}>{self.target}.{self.input}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The tick of one operation.
+
+    ``answer`` stages form the transaction: they commit together, and the answer leaves then. ``besides``
+    stages run after them for what was asked besides (frames of the chunk); their failure loses only that.
+    """
+
+    answer: tuple[str, ...]
+    besides: tuple[str, ...] = ()
+    chunk: str | None = None  # "stage.output" that is the action chunk (kind actions, array "actions")
+    frames: str | None = None  # "stage.output" with arrays "frames" uint8[n,h,w,3] and maybe "scene"
+    progress: str | None = None  # "stage.output" with arrays "progress" and "done", float scalars
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """See the module's text. ``spec`` is called once at start, when checkpoints may be read."""
+
+    name: str
+    spec: Callable[[], SessionSpec]
+    stages: tuple[StageDef, ...]
+    edges: tuple[Edge, ...]
+    plans: Mapping[Op, Plan]
+    description: str = ""
+
+    def stage(self, name: str) -> StageDef:
+        return next(s for s in self.stages if s.name == name)
+
+    def inputs_of(self, stage: str) -> tuple[Edge, ...]:
+        return tuple(e for e in self.edges if e.target == stage)
+
+    def outputs_of(self, stage: str) -> tuple[Edge, ...]:
+        return tuple(e for e in self.edges if e.source == stage)

@@ -1,0 +1,183 @@
+"""What a model must offer to be a stage, and what it is given.
+
+A stage owns weights and an engine. It never keeps anything about a session in itself: all of it lies in
+the typed state it declared, which is staged during a tick and committed or discarded by the runner.
+This module names arrays as ``Any``: inside a runner they are torch tensors (or numpy arrays), and this
+package does not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from ..types import Op, StageKind
+from .messages import PayloadKind, Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """Typed arrays on an edge. ``arrays`` are read-only by agreement; ``meta`` are small facts."""
+
+    kind: PayloadKind
+    arrays: Mapping[str, Any]
+    meta: Mapping[str, Scalar] = field(default_factory=dict)
+    schema: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """A paged KV table: ``block_size`` tokens a block, ``sink_blocks`` kept for ever, then a window."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    block_size: int
+    window_blocks: int  # committed blocks kept behind the sink
+    sink_blocks: int = 0
+    scratch_blocks: int = 1  # most blocks one tick may stage before it commits
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor of fixed shape."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    fill: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RingSpec:
+    """The last ``capacity`` items, each a tensor of ``shape``."""
+
+    shape: tuple[int, ...]
+    capacity: int
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True, slots=True)
+class CounterSpec:
+    """An integer that commits and rolls back with the rest (model position, last step, ...)."""
+
+    start: int = 0
+
+
+StateSpec = KVSpec | TensorSpec | RingSpec | CounterSpec
+
+
+class PagedKV(Protocol):
+    """A session's view of its paged KV, during one tick. All shapes are for one session.
+
+    Keys are stored as the model gives them (un-roped), so a window never moves memory. The blocks a tick
+    appended before its commit are seen by :meth:`gather` of the same tick.
+    """
+
+    @property
+    def length(self) -> int:
+        """Tokens visible now (sink + window + staged in this tick)."""
+
+    @property
+    def total(self) -> int:
+        """Tokens ever committed or staged; the model position, which only grows."""
+
+    @property
+    def sink_length(self) -> int:
+        """Of ``length``, tokens in the sink."""
+
+    def gather(self) -> Any:
+        """``float[layers, 2, length, kv_heads, head_dim]`` (key 0, value 1), oldest first; a view or a
+        copy the caller must not write to."""
+
+    def append(self, kv: Any, imagined: bool = False) -> None:
+        """Stage ``kv float[layers, 2, n, kv_heads, head_dim]``; n must fill whole blocks. Blocks that fall
+        out of the window are dropped at commit, and are not visible after this call."""
+
+    def truncate(self, total: int) -> None:
+        """Stage dropping every token at position >= ``total`` (a block boundary) that is still held."""
+
+    def drop_imagined(self) -> int:
+        """Stage dropping the imagined tail; returns the new ``total``."""
+
+
+class TensorState(Protocol):
+    """Fixed-shape tensor; ``set`` stages a new value."""
+
+    def get(self) -> Any: ...
+
+    def set(self, value: Any) -> None: ...
+
+
+class Ring(Protocol):
+    """Bounded history, oldest first."""
+
+    def items(self) -> Sequence[Any]: ...
+
+    def push(self, item: Any) -> None: ...
+
+    def clear(self) -> None: ...
+
+
+class Counter(Protocol):
+    def get(self) -> int: ...
+
+    def set(self, value: int) -> None: ...
+
+
+class StateView(Protocol):
+    """The session's typed state of one stage inside a tick: everything written here is staged."""
+
+    def kv(self, name: str) -> PagedKV: ...
+
+    def tensor(self, name: str) -> TensorState: ...
+
+    def ring(self, name: str) -> Ring: ...
+
+    def counter(self, name: str) -> Counter: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StageItem:
+    """One session's part of a stage's batch."""
+
+    session: str
+    seed: int
+    epoch: int
+    tick: int
+    op: Op
+    step: int
+    prompt: str
+    inputs: Mapping[str, Payload]
+    params: Mapping[str, Scalar]
+    state: StateView
+
+    def noise_seed(self, stage: str) -> int:
+        """Counter-based noise: a pure function of (session seed, epoch, tick, stage)."""
+        import hashlib
+
+        text = f"{self.seed}/{self.epoch}/{self.tick}/{stage}".encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little")
+
+
+Outputs = Mapping[str, Payload]
+
+
+@runtime_checkable
+class Stage(Protocol):
+    """A model component behind one engine. ``run`` is called from the runner's thread only."""
+
+    kind: StageKind
+
+    @property
+    def revision(self) -> str:
+        """Identifies weights and configuration; travels with every chunk."""
+
+    def state_specs(self) -> Mapping[str, StateSpec]:
+        """The typed state the runner allocates per session."""
+
+    def run(self, items: Sequence[StageItem]) -> Sequence[Outputs | Exception]:
+        """One result per item, in order: outputs by name, or the exception that item alone met."""
+
+    def warm_up(self) -> None:
+        """One real forward pass, so that the first tick is not the slowest."""

@@ -1,0 +1,1 @@
+"""What every trainer shares: recipes, demonstrations on disk, optimiser set-up, checkpoints and cards."""

@@ -1,0 +1,85 @@
+"""Demonstrations on disk: a folder of ``.npy`` columns, memory-mapped.
+
+Rows of all episodes lie behind each other. ``frames uint8[n_framed, h, w, 3]`` may cover a prefix of the
+rows only; the other columns cover all: ``state``, ``points float32[n, p, 2]`` (the scene's points in -1..1),
+``action``, ``label`` and ``coverage``. ``action[i]`` leads from row i to
+row i + 1 of the same episode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+_COLUMNS = ("frames", "state", "points", "action", "label", "coverage", "length", "kind", "success", "seed")
+
+
+@dataclass(frozen=True)
+class Demos:
+    """A dataset of episodes. ``kinds`` names the values of the ``kind`` column."""
+
+    folder: Path
+    kinds: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        missing = [c for c in _COLUMNS if not (self.folder / f"{c}.npy").exists()]
+        if missing:
+            raise FileNotFoundError(f"{self.folder} is no demonstration set: {', '.join(missing)} missing")
+
+    def column(self, name: str) -> NDArray:
+        return np.load(self.folder / f"{name}.npy", mmap_mode="r" if name == "frames" else None)
+
+    @cached_property
+    def frames(self) -> NDArray[np.uint8]:
+        return self.column("frames")
+
+    @cached_property
+    def state(self) -> NDArray[np.float32]:
+        return self.column("state")
+
+    @cached_property
+    def points(self) -> NDArray[np.float32]:
+        return self.column("points")
+
+    @cached_property
+    def action(self) -> NDArray[np.float32]:
+        return self.column("action")
+
+    @cached_property
+    def label(self) -> NDArray[np.float32]:
+        return self.column("label")
+
+    @cached_property
+    def coverage(self) -> NDArray[np.float32]:
+        return self.column("coverage")
+
+    @cached_property
+    def length(self) -> NDArray[np.int64]:
+        return self.column("length")
+
+    @cached_property
+    def start(self) -> NDArray[np.int64]:
+        """First row of each episode."""
+        return np.concatenate([[0], np.cumsum(self.length)[:-1]])
+
+    @cached_property
+    def success(self) -> NDArray[np.bool_]:
+        return self.column("success")
+
+    def episodes(self, *kinds: str, framed: bool = False, successful: bool = False) -> NDArray[np.int64]:
+        """Indices of the episodes of these kinds (all kinds when none is named)."""
+        kind = self.column("kind")
+        keep = np.isin(kind, [self.kinds.index(k) for k in kinds]) if kinds else np.ones(len(kind), bool)
+        if framed:
+            keep &= self.start + self.length <= len(self.frames)
+        if successful:
+            keep &= self.success
+        return np.flatnonzero(keep)
+
+    def rows(self, episodes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """All rows of these episodes."""
+        return np.concatenate([np.arange(self.start[e], self.start[e] + self.length[e]) for e in episodes])

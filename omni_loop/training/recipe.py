@@ -1,0 +1,65 @@
+"""What a trainer is told and what it returns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from .demos import Demos
+
+
+class Recipe(BaseModel):
+    """Fields every recipe has; a trainer's own recipe adds to them. Unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    seed: int = 0
+    threads: int = 2
+    steps: int
+    batch: int
+    lr: float
+    demos: str  # name of the demonstration set in the registry
+
+
+@dataclass
+class TrainContext:
+    """Everything a trainer may use besides its recipe."""
+
+    train: Demos
+    test: Demos
+    checkpoints: Path  # folder with one folder per trained part; earlier parts are read from here
+    log: Callable[[str], None]
+    _began: float = field(default_factory=time.monotonic)
+    _cpu: float = field(default_factory=time.process_time)
+
+    def spent(self) -> dict[str, float]:
+        """Wall and CPU minutes since the trainer began."""
+        return {
+            "wall_minutes": round((time.monotonic() - self._began) / 60, 1),
+            "cpu_minutes": round((time.process_time() - self._cpu) / 60, 1),
+        }
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished part: what :func:`omni_loop.training.checkpoint.save` writes."""
+
+    part: str
+    config: dict[str, Any]
+    tensors: dict[str, torch.Tensor]
+    metrics: dict[str, Any]
+    observation: str  # which observation the figures belong to
+    data: str
+
+
+def begin(recipe: Recipe) -> torch.Generator:
+    """Set threads and seeds; returns the generator every draw of the trainer comes from."""
+    torch.set_num_threads(recipe.threads)
+    torch.manual_seed(recipe.seed)
+    return torch.Generator().manual_seed(recipe.seed)

@@ -1,0 +1,163 @@
+"""The nouns: specs and the values that travel between a client and a pipeline.
+
+numpy only, so that a robot can import it. Shapes are written ``[horizon, action_dim]``; frames are
+``uint8[h, w, 3]``, RGB; times are monotonic nanoseconds of whoever took them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+class Op(StrEnum):
+    """What a tick is asked to do."""
+
+    INFER = "infer"  # a real observation in, an action chunk out
+    PREDICT = "predict"  # frames (and, where the policy imagines, a chunk) without a new observation
+    RECONDITION = "recondition"  # real frames and the actions really executed replace imagined ones
+
+
+class StageKind(StrEnum):
+    CONTEXT = "context"
+    FRAMES = "frames"
+    ACT = "act"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """One named array. ``shape`` entries of -1 may have any length from 0 to ``max_length``."""
+
+    name: str
+    dtype: str  # numpy name: "uint8", "float32", ...
+    shape: tuple[int, ...]
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+    optional: bool = False  # optional keys are chosen at OpenSession, then fixed for the session
+    max_length: int = 1024
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSpec:
+    """Everything a client must know to talk to a pipeline; its ``digest`` is checked at OpenSession.
+
+    ``action`` is one step ``float32[action_dim]``; a chunk is ``[horizon, action_dim]``. A pipeline without
+    actions (a world model) still says which actions it takes. ``normalisation`` names who scales:
+    ``"server"`` means the client sends and receives the units written here.
+    """
+
+    pipeline: str
+    observations: tuple[ArraySpec, ...]
+    action: ArraySpec
+    horizon: int
+    execution_horizon: int
+    control_hz: float
+    ops: tuple[Op, ...]
+    frame: ArraySpec | None = None  # uint8[h, w, 3] of predicted frames; None: no frames
+    max_predict: int = 0  # most frames (or imagined steps) one Predict may ask for
+    prompt: bool = False  # whether the pipeline reads an instruction
+    normalisation: str = "server"
+    description: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Hex SHA-256 over the canonical JSON of the spec."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+    def observation(self, name: str) -> ArraySpec | None:
+        return next((s for s in self.observations if s.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One sensed step. ``seq`` counts messages of the session; ``step`` counts control steps.
+
+    ``executed float32[k, action_dim]`` are the actions really executed since the observation before; the
+    server never guesses them from wall clocks. Left out, the server takes the first
+    ``step - previous step`` actions of the chunk it sent before.
+    """
+
+    seq: int
+    step: int
+    arrays: Mapping[str, Array]
+    executed: NDArray[np.float32] | None = None
+    captured_ns: int = 0
+    frames: int = 0  # how many predicted frames the client wants besides (0: none)
+    deadline_ms: float = 0.0  # 0: none
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Milliseconds inside the server: ``total`` = ``model`` (forward passes) + everything else."""
+
+    total_ms: float = 0.0
+    model_ms: float = 0.0
+    queue_ms: float = 0.0
+    stages_ms: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def overhead_ms(self) -> float:
+        return self.total_ms - self.model_ms
+
+
+@dataclass(frozen=True, slots=True)
+class ActionChunk:
+    """``actions float32[horizon, action_dim]``; the first is for control step ``first_step``."""
+
+    seq: int
+    first_step: int
+    actions: NDArray[np.float32]
+    epoch: int
+    policy_revision: str = ""
+    timings: Timings = Timings()
+
+
+@dataclass(frozen=True, slots=True)
+class FramePrediction:
+    """``frames uint8[n, h, w, 3]``; the first shows the world at control step ``first_step``.
+
+    ``scene float32[n, points, 2]`` are the readout's points in the units of the action space, when the
+    pipeline has a readout.
+    """
+
+    seq: int
+    first_step: int
+    frames: NDArray[np.uint8]
+    epoch: int
+    scene: NDArray[np.float32] | None = None
+    preview: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the context model thinks: ``progress`` 0..1 (task coverage) and probability of ``done`` 0..1."""
+
+    seq: int
+    step: int
+    progress: float
+    done: float
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TickResult:
+    """All a tick answered."""
+
+    seq: int
+    epoch: int
+    chunk: ActionChunk | None = None
+    frames: FramePrediction | None = None
+    progress: Progress | None = None
+    timings: Timings = Timings()

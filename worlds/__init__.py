@@ -1,0 +1,1 @@
+"""World-side models: frame codec, causal DiT, context model."""

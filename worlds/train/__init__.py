@@ -1,0 +1,1 @@
+"""Trainers of the world-side models, found by name through the registry."""
