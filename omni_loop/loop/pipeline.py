@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ..types import Op, SessionSpec, StageKind
-from .messages import PayloadKind, Scalar
+from ..messages import PayloadKind, Scalar
 
 CLIENT = "client"  # the source of edges that carry what the client sent
 

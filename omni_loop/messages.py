@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ..types import Op
+from .types import Op
 
 Scalar = str | int | float | bool
 

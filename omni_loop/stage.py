@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from ..types import Op, StageKind
+from .types import Op, StageKind
 from .messages import PayloadKind, Scalar
 
 
