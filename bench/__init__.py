@@ -1,0 +1,1 @@
+"""Side-by-side benchmarks; every one prints rows and can write them as JSON."""

@@ -1,0 +1,1 @@
+"""Shipped deployments (serve), suites (eval) and recipes (train): YAML as package data."""
