@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from enum import StrEnum
+
+from ._compat import StrEnum
 
 
 class Code(StrEnum):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
+from ._compat import StrEnum
 from .types import Op
 
 Scalar = str | int | float | bool
