@@ -51,12 +51,13 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class OpenSession:
-    """Allocate the typed state of a session in every stage of the runner."""
+    """Allocate the typed state of a session in ``stages`` (empty: every stage of the runner)."""
 
     session: str
     seed: int
     prompt: str
     options: Mapping[str, Scalar] = field(default_factory=dict)
+    stages: tuple[str, ...] = ()  # full names "pipeline/stage"
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,7 +154,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class TickResult:
-    """All a tick answered."""
+    """All a tick answered. ``frames_error``: what was asked besides failed; the answer itself stands."""
 
     seq: int
     epoch: int
@@ -162,3 +162,4 @@ class TickResult:
     frames: FramePrediction | None = None
     progress: Progress | None = None
     timings: Timings = Timings()
+    frames_error: OmniLoopError | None = None

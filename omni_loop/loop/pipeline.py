@@ -69,6 +69,8 @@ class Pipeline:
     edges: tuple[Edge, ...]
     plans: Mapping[Op, Plan]
     description: str = ""
+    options: Mapping[str, Scalar] = field(default_factory=dict)  # what a client may choose at OpenSession, with
+    # its default; a session's choice reaches every stage in ``params``
 
     def stage(self, name: str) -> StageDef:
         return next(s for s in self.stages if s.name == name)

@@ -1,0 +1,50 @@
+"""What the orchestrator is asked and what an opened session looks like, for servers in front of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..types import Array, Op, SessionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class TickRequest:
+    """One seq of one session. Tensors were checked by the wire codec against the session's spec.
+
+    ``step``: INFER: control step of the observation; RECONDITION: control step of the first frame; PREDICT:
+    not read (the session's present step is continued).
+    ``arrays``: the observation keys; in a RECONDITION each with a leading axis of n frames.
+    ``executed float32[k, action_dim]``: actions executed since the last committed observation (INFER), or up
+    to the last frame (RECONDITION: n rows, or n - 1 when the first frame has no predecessor). None in an
+    INFER: the first ``step - previous step`` rows of the session's last chunk.
+    ``actions float32[n, action_dim]``: PREDICT with the client's actions; else ``steps`` imagined ones.
+    ``frames``: predicted frames wanted besides an INFER's chunk. ``deadline_ms``: from arrival; 0: none.
+    """
+
+    session: str
+    token: str
+    seq: int
+    op: Op
+    step: int = 0
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+    executed: NDArray[np.float32] | None = None
+    actions: NDArray[np.float32] | None = None
+    steps: int = 0
+    frames: int = 0
+    deadline_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """An open session as its owner sees it. ``token`` is the resume token: a secret."""
+
+    id: str
+    token: str
+    epoch: int
+    seed: int
+    spec: SessionSpec
+    observation_keys: tuple[str, ...]
