@@ -49,6 +49,13 @@ class ArraySpec:
     max_length: int = 1024
     description: str = ""
 
+    def __post_init__(self) -> None:
+        # As they come back from the wire, so that both ends compute the same digest.
+        object.__setattr__(self, "shape", tuple(int(d) for d in self.shape))
+        for bound in ("low", "high"):
+            value = getattr(self, bound)
+            object.__setattr__(self, bound, None if value is None else float(value))
+
 
 @dataclass(frozen=True, slots=True)
 class SessionSpec:
@@ -71,6 +78,9 @@ class SessionSpec:
     prompt: bool = False  # whether the pipeline reads an instruction
     normalisation: str = "server"
     description: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "control_hz", float(self.control_hz))
 
     @property
     def digest(self) -> str:
