@@ -1,0 +1,236 @@
+"""Deployments and every other YAML file of this project: strict models, errors that name the nearest key.
+
+A deployment says how registered pipelines run. It cannot make an unregistered model work.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from .errors import ConfigError, UnknownName, nearest
+from .messages import Scalar
+
+M = TypeVar("M", bound=BaseModel)
+Port = Annotated[int, Field(ge=0, le=65535)]
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0)]
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_MIB = 1 << 20
+
+
+class Section(BaseModel):
+    """Base of everything read from YAML: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Listen(Section):
+    """Where the gRPC server listens; ``port`` 0 takes any free one."""
+
+    host: str = "127.0.0.1"
+    port: Port = 50051
+
+    @field_validator("host")
+    @classmethod
+    def _loopback_only(cls, host: str) -> str:
+        # Anything else needs a token or TLS, which this version does not have yet.
+        if host not in _LOOPBACK:
+            raise ValueError(f"{host!r} is not a loopback address; this version serves {', '.join(_LOOPBACK)} only")
+        return host
+
+
+class RunnerConfig(Section):
+    """One runner. ``stages`` are ``pipeline/stage`` names; ``*`` takes all that no other runner names."""
+
+    name: str = Field(min_length=1)
+    stages: tuple[str, ...] = ("*",)
+    placement: Literal["thread", "process"] = "thread"
+    threads: Count = 1  # of torch inside this runner
+    device: str = "cpu"
+    connector: Literal["local", "shm"] | None = None  # None: shm for a process, local for a thread
+
+    @model_validator(mode="after")
+    def _connector_reaches(self) -> RunnerConfig:
+        if self.placement == "process" and self.connector == "local":
+            raise ValueError("the connector 'local' does not leave a process; take 'shm' for placement 'process'")
+        return self
+
+
+class Pools(Section):
+    """Memory of each runner: ``budget_bytes`` for KV blocks and typed state of all sessions together."""
+
+    budget_bytes: Count = 1024 * _MIB
+    blocks: Count | None = None  # of each KV pool; None: as many as max_sessions need, within the budget
+
+
+class Limits(Section):
+    """What one client may ask for; published in GetServerInfo and checked before anything is allocated."""
+
+    max_sessions: Count = 64
+    max_message_bytes: Count = 16 * _MIB
+    max_tensor_bytes: Count = 8 * _MIB
+    max_tensors: Count = 32
+    max_rank: Count = 6
+    max_image_pixels: Count = 4096 * 4096
+    max_prompt_bytes: Count = 4096
+
+
+class SessionConfig(Section):
+    """How long a silent session is kept, and how many ticks it may have waiting."""
+
+    idle_ttl_s: Seconds = 600.0
+    max_waiting: Count = 4
+
+
+class Deployment(Section):
+    """How pipelines run. ``stage_options`` are merged over the options a pipeline gives its stage factories."""
+
+    pipelines: tuple[str, ...]
+    listen: Listen = Listen()
+    runners: tuple[RunnerConfig, ...] = (RunnerConfig(name="main"),)
+    pools: Pools = Pools()
+    limits: Limits = Limits()
+    session: SessionConfig = SessionConfig()
+    stage_options: Mapping[str, Mapping[str, Scalar]] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _names_are_there_and_unique(self) -> Deployment:
+        for what, given in (("pipeline", self.pipelines), ("runner", [r.name for r in self.runners])):
+            if not given:
+                raise ValueError(f"{what}s: at least one must be named")
+            if twice := sorted({name for name in given if list(given).count(name) > 1}):
+                raise ValueError(f"{what} {twice[0]!r} is named twice")
+        return self
+
+    def place(self, stages: Iterable[str]) -> dict[str, str]:
+        """Which runner has which stage: full stage name (``pipeline/stage``) to runner name.
+
+        Raises:
+            ConfigError: a runner names a stage that does not exist, two runners name the same, or none takes one.
+        """
+        todo = list(stages)
+        placed: dict[str, str] = {}
+        rest: str | None = None
+        for runner in self.runners:
+            for stage in runner.stages:
+                if stage == "*":
+                    if rest is not None:
+                        raise ConfigError(f"runners {rest!r} and {runner.name!r} both take '*'")
+                    rest = runner.name
+                elif stage not in todo:
+                    raise ConfigError(f"runner {runner.name!r}: no stage is called {stage!r}.{nearest(stage, todo)}")
+                elif stage in placed:
+                    raise ConfigError(f"stage {stage!r} is in runners {placed[stage]!r} and {runner.name!r}")
+                else:
+                    placed[stage] = runner.name
+        for stage in todo:
+            if stage not in placed:
+                if rest is None:
+                    raise ConfigError(f"no runner takes the stage {stage!r}; name it, or give one runner '*'")
+                placed[stage] = rest
+        return placed
+
+
+def load_deployment(path_or_name: str | Path) -> Deployment:
+    """A deployment from a YAML file, or a shipped one by name (``pusht``, ``demo``, ...)."""
+    return load(Deployment, path_or_name, "serve")
+
+
+def load(kind: type[M], path_or_name: str | Path, folder: str) -> M:
+    """Read and validate a YAML file of ``kind``: a path, or the name of one shipped in ``configs/<folder>``.
+
+    Raises:
+        UnknownName: no such shipped name.
+        ConfigError: no such file, no YAML, or it does not validate.
+    """
+    given = str(path_or_name)
+    if isinstance(path_or_name, Path) or "/" in given or given.endswith((".yaml", ".yml")):
+        try:
+            text = Path(given).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as e:
+            raise ConfigError(f"cannot read {given}: {getattr(e, 'strerror', None) or 'not UTF-8'}") from None
+        return validate(kind, parse(text, given), given)
+    if given not in shipped(folder):
+        what = {"serve": "deployment", "eval": "suite", "train": "recipe"}.get(folder, folder)
+        raise UnknownName(f"no shipped {what} is called {given!r}.{nearest(given, shipped(folder))}")
+    text = (resources.files("omni_loop_configs") / folder / f"{given}.yaml").read_text(encoding="utf-8")
+    return validate(kind, parse(text, given), given)
+
+
+def shipped(folder: str) -> list[str]:
+    """Names of the files shipped in ``configs/<folder>``."""
+    root = resources.files("omni_loop_configs") / folder
+    if not root.is_dir():
+        return []
+    return sorted(f.name.removesuffix(".yaml") for f in root.iterdir() if f.name.endswith(".yaml"))
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML lets a second key of the same name win in silence; here it is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        if twice := [key for key in keys if keys.count(key) > 1]:
+            raise yaml.constructor.ConstructorError(None, None, f"key {twice[0]!r} stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def parse(text: str, source: str) -> dict[str, Any]:
+    """YAML text to a mapping."""
+    try:
+        data = yaml.load(text, _UniqueKeys)
+    except yaml.MarkedYAMLError as e:
+        line = f" (line {e.problem_mark.line + 1})" if e.problem_mark else ""
+        raise ConfigError(f"{source}: {e.problem}{line}") from None
+    except yaml.YAMLError as e:
+        raise ConfigError(f"{source}: not YAML: {e}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{source}: wanted keys and values, not {type(data).__name__}")
+    return data
+
+
+def validate(kind: type[M], data: Mapping[str, Any], source: str) -> M:
+    """``data`` as ``kind``, without coercion ("2" is no number). The error names the key and the nearest known."""
+    try:
+        # Through JSON, where strict mode still takes a list for a tuple and a string for an enum.
+        return kind.model_validate_json(json.dumps(data), strict=True)
+    except (TypeError, ValueError) as e:
+        if not isinstance(e, ValidationError):
+            raise ConfigError(f"{source}: {e}") from None
+        # A value that fits none of a union's types is reported once per type: keep one.
+        problems = dict.fromkeys(_problem(kind, error["type"], error["loc"], error["msg"]) for error in e.errors())
+        raise ConfigError(f"{source}: {'; '.join(problems)}") from None
+
+
+_SCALARS = ("str", "int", "float", "bool")  # how pydantic names the members of a Scalar in a location
+
+
+def _problem(kind: type[BaseModel], error: str, loc: tuple[int | str, ...], message: str) -> str:
+    if len(loc) > 1 and loc[-1] in _SCALARS:
+        loc, message = loc[:-1], "wanted text, a number or true/false"
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).removeprefix(".")
+    if error == "extra_forbidden":
+        return f"unknown key {where!r}.{nearest(str(loc[-1]), _fields(kind, loc[:-1]))}"
+    text = message.removeprefix("Value error, ")
+    return f"{where}: {text}" if where else text
+
+
+def _fields(kind: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
+    """Keys known where ``loc`` leads, starting from ``kind``."""
+    for part in loc:
+        if isinstance(part, str) and part in kind.model_fields:
+            kind = _model_in(kind.model_fields[part].annotation) or kind
+    return [f.alias or name for name, f in kind.model_fields.items()]
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for arg in get_args(annotation) if (found := _model_in(arg))), None)

@@ -1,0 +1,109 @@
+"""What plug-ins offer, found by name through entry points; nothing is imported before it is asked for."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module, metadata
+from typing import Any
+
+from .errors import ConfigError, MissingExtra, UnknownName, nearest
+
+PIPELINES = "omni_loop.pipelines"  # -> loop.pipeline.Pipeline
+STAGES = "omni_loop.stages"  # -> callable(**options) -> stage.Stage
+ENVS = "omni_loop.envs"  # -> callable(**options) -> env.Env
+DEMOS = "omni_loop.demos"  # -> training.demos.DemoSet
+TRAINERS = "omni_loop.trainers"  # -> training.recipe.Trainer
+COMMANDS = "omni_loop.commands"  # -> a typer app or a function, added to the command line
+
+_DISTRIBUTION = "omni-loop"
+_HEAVIEST = ("dev", "ray", "vllm", "vllm-cpu", "lerobot", "sim", "serve")  # so that the lightest wins
+# Modules that are not called like the package that brings them.
+_PACKAGES = {
+    "cv2": "opencv-python-headless",
+    "grpc_health": "grpcio-health-checking",
+    "grpc_reflection": "grpcio-reflection",
+    "yaml": "pyyaml",
+}
+_here: dict[tuple[str, str], Any] = {}
+
+
+@functools.cache
+def _entry_points(group: str) -> dict[str, metadata.EntryPoint]:
+    found: dict[str, metadata.EntryPoint] = {}
+    for point in metadata.entry_points(group=group):
+        other = found.setdefault(point.name, point)
+        if other.value != point.value:
+            raise ConfigError(f"{group} {point.name!r} is registered twice: {other.value} and {point.value}")
+    return found
+
+
+def names(group: str) -> list[str]:
+    """Names registered in ``group``, sorted; imports nothing."""
+    return sorted({*_entry_points(group), *(name for g, name in _here if g == group)})
+
+
+def load(group: str, name: str) -> Any:
+    """The object registered as ``name``.
+
+    Stage factories are named by pipelines, which are Python themselves; for them ``module:attribute`` works too.
+
+    Raises:
+        UnknownName: nobody registered it; the text names the nearest name.
+        MissingExtra: a package it imports is not installed; the text names the extra.
+    """
+    if (group, name) in _here:
+        return _here[group, name]
+    point = _entry_points(group).get(name)
+    if point is None:
+        if group != STAGES or ":" not in name:
+            kind = group.removeprefix("omni_loop.").removesuffix("s")
+            raise UnknownName(f"no {kind} is called {name!r}.{nearest(name, names(group))}")
+        point = metadata.EntryPoint(name, name, group)
+    try:
+        module = import_module(point.module)
+    except ModuleNotFoundError as e:
+        raise missing_extra(e, f"{name!r} ") from e
+    return functools.reduce(getattr, point.attr.split("."), module)
+
+
+@contextmanager
+def registered(group: str, name: str, target: Any) -> Iterator[None]:
+    """Register ``target`` in this process only while the context lasts: for tests and notebooks."""
+    if name in names(group):
+        raise ConfigError(f"{group} {name!r} is registered twice")
+    _here[group, name] = target
+    try:
+        yield
+    finally:
+        del _here[group, name]
+
+
+def missing_extra(error: ModuleNotFoundError, needed_by: str = "") -> MissingExtra:
+    """A :class:`MissingExtra` for a failed import. Re-raises ``error`` when the module is this project's own:
+    that is a bug or a wrong registration, which no extra repairs."""
+    module = (error.name or "").partition(".")[0]
+    if not module or module.startswith("omni_loop"):
+        raise error
+    package = _PACKAGES.get(module, module)
+    extra = extra_of(package)
+    how = f"install omni-loop[{extra}]" if extra else f"install {package}"
+    return MissingExtra(f"{needed_by}needs the package {package}, which is not installed: {how}")
+
+
+def extra_of(package: str) -> str | None:
+    """The lightest extra of this project that brings ``package``; None when no extra names it."""
+    found = {
+        extra.group(1)
+        for line in metadata.requires(_DISTRIBUTION) or ()
+        if _normal(re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0]) == _normal(package)
+        and (extra := re.search(r"extra == ['\"]([^'\"]+)", line))
+    }
+    known = [extra for extra in _HEAVIEST if extra in found]
+    return known[-1] if known else next(iter(sorted(found)), None)
+
+
+def _normal(package: str) -> str:
+    return re.sub(r"[-_.]+", "-", package).lower()
