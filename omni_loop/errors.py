@@ -164,3 +164,35 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if close:
         return f" Did you mean {close[0]!r}?"
     return f" Known: {', '.join(names) if names else 'none'}."
+
+
+# Classes a code stands for when its reason is not some class's own.
+_BY_CODE: dict[Code, type[OmniLoopError]] = {
+    Code.INVALID_ARGUMENT: InvalidInput,
+    Code.NOT_FOUND: UnknownName,
+    Code.FAILED_PRECONDITION: StateError,
+    Code.RESOURCE_EXHAUSTED: Exhausted,
+    Code.UNAVAILABLE: ServerUnavailable,
+    Code.INTERNAL: StageFailed,
+}
+_BY_REASON: dict[Reason, type[OmniLoopError]] = {
+    kind.reason: kind
+    for kind in (
+        *(TensorError, ConfigError, UnknownName, UnknownSession, Unsupported, MissingExtra, CheckpointError),
+        *(StateError, Exhausted, StageFailed, PayloadError, ServerUnavailable, InvalidInput),
+    )
+}
+_BY_REASON[Reason.PAYLOAD_CORRUPT] = PayloadError
+
+
+def rebuild(code: str, reason: str, retryable: bool, text: str) -> OmniLoopError:
+    """The error another process described by its parts, as the class that says most about it.
+
+    Codes and reasons of a newer version than this one become INTERNAL and STAGE_FAILED; the text stays.
+    """
+    known_code = Code(code) if code in Code._value2member_map_ else Code.INTERNAL
+    known_reason = Reason(reason) if reason in Reason._value2member_map_ else Reason.STAGE_FAILED
+    kind = _BY_REASON.get(known_reason)
+    if kind is None or kind.code is not known_code:
+        kind = _BY_CODE.get(known_code, OmniLoopError)
+    return kind(text, code=known_code, reason=known_reason, retryable=retryable)
