@@ -1,0 +1,124 @@
+"""Any gymnasium environment as an env of this project.
+
+The success key is named by whoever wraps the environment and must be in ``info`` at every step: simulators
+call it ``is_success``, ``success`` or ``succeed``, and a reader of the wrong one would see 0 % in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from omni_loop.env import BaseEnv, EnvStep
+from omni_loop.errors import ConfigError, nearest
+from omni_loop.types import Array, ArraySpec
+
+RENDER = "render()"  # source of an array that is the environment's rendered frame
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One observation array: its spec, and where the environment's observation holds it.
+
+    ``source`` is a path such as ``"images/top"`` into a dict observation, ``""`` for an observation that is
+    an array itself, or :data:`RENDER`. ``slice`` takes a part of a flat vector.
+    """
+
+    spec: ArraySpec
+    source: str = ""
+    slice: slice | None = None
+
+
+class GymnasiumEnv(BaseEnv):
+    """Wraps ``env``. ``action`` None takes spec and bounds from a one-dimensional Box action space.
+
+    ``seed`` of a reset goes to the environment's own ``reset``; a simulator that ignores it fails the env
+    contract and needs an adapter of its own.
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.Env[Any, Any],
+        *,
+        name: str,
+        observations: tuple[Key, ...],
+        success_key: str,
+        max_steps: int,
+        control_hz: float | None = None,
+        action: ArraySpec | None = None,
+        info_keys: tuple[str, ...] = (),
+        score: str | None = None,
+    ) -> None:
+        super().__init__(max_steps)
+        self.name, self.score = name, score
+        self._env, self._success_key, self._info_keys = env, success_key, info_keys
+        self._keys = {key.spec.name: key for key in observations}
+        self.observations = tuple(key.spec for key in observations)
+        self.action = action or box_action(name, env.action_space)
+        self.control_hz = float(control_hz or env.metadata.get("render_fps") or 0)
+        if self.control_hz <= 0:
+            raise ConfigError(f"env {name!r}: control_hz is unknown; name it")
+        self._observation: Any = None
+
+    def _reset(self, seed: int) -> None:
+        self._observation, _ = self._env.reset(seed=seed)
+
+    def _step(self, action: NDArray[np.float32]) -> EnvStep:
+        self._observation, reward, terminated, truncated, info = self._env.step(action)
+        success = self._entry(info, self._success_key, "success key") > 0.5
+        kept = {key: self._entry(info, key, "info key") for key in self._info_keys}
+        return EnvStep({}, float(reward), bool(terminated), bool(truncated), success, kept)
+
+    def _entry(self, info: Mapping[str, Any], key: str, what: str) -> float:
+        if key not in info:
+            raise ConfigError(f"env {self.name!r} reports no {what} {key!r}.{nearest(key, info)}")
+        value = np.asarray(info[key])
+        if value.size != 1 or value.dtype.kind not in "biuf":
+            raise ConfigError(f"env {self.name!r}: {what} {key!r} is no single number: {info[key]!r}")
+        return float(value.item())
+
+    def _array(self, key: str) -> Array:
+        entry = self._keys[key]
+        value = self._render() if entry.source == RENDER else self._at(entry)
+        array = np.asarray(value)
+        if entry.slice is not None:
+            array = array[entry.slice]
+        array = np.array(array, entry.spec.dtype, order="C")  # a copy: simulators reuse their buffers
+        if array.shape != entry.spec.shape:
+            raise ConfigError(
+                f"env {self.name!r}: {key!r} has shape {list(array.shape)}, its spec says {list(entry.spec.shape)}"
+            )
+        return array
+
+    def _at(self, entry: Key) -> Any:
+        value = self._observation
+        for part in entry.source.split("/") if entry.source else ():
+            if not isinstance(value, Mapping) or part not in value:
+                known = value if isinstance(value, Mapping) else ()
+                raise ConfigError(f"env {self.name!r}: no {entry.source!r} in its observation.{nearest(part, known)}")
+            value = value[part]
+        return value
+
+    def _render(self) -> NDArray[np.uint8]:
+        frame = self._env.render()
+        if not isinstance(frame, np.ndarray) or frame.ndim != 3:
+            raise ConfigError(f"env {self.name!r} renders no frame: make it with render_mode='rgb_array'")
+        return np.ascontiguousarray(frame, np.uint8)
+
+    def _close(self) -> None:
+        self._env.close()
+
+
+def box_action(name: str, space: gymnasium.Space[Any]) -> ArraySpec:
+    """The action spec of a one-dimensional Box with the same bounds in every dimension."""
+    if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
+        raise ConfigError(f"env {name!r}: actions must be a one-dimensional Box, not {space}")
+    low, high = np.unique(space.low), np.unique(space.high)
+    if len(low) != 1 or len(high) != 1:
+        raise ConfigError(f"env {name!r}: action bounds differ by dimension; give the action spec")
+    return ArraySpec("action", "float32", space.shape, low=float(low[0]), high=float(high[0]))
