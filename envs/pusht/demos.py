@@ -22,14 +22,18 @@ A dataset is a folder of ``.npy`` files that can be memory-mapped: ``frames uint
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from omni_loop.env import EVALUATION_SEED
+from omni_loop.errors import ConfigError, UnknownName, nearest
+from omni_loop.training.demos import Demos
 
 from .expert import PushTExpert
 from .geometry import keypoints
@@ -229,3 +233,97 @@ def _write(folder: Path, raw: Path, rows: int, episodes: list[Episode]) -> None:
             while block := source.read(1 << 24):
                 out.write(block)
     raw.unlink()
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How many episodes of each kind, of how many the frames are kept, and where their seeds begin."""
+
+    counts: Mapping[str, int]
+    framed: Mapping[str, int]
+    first_seed: int
+
+    def seeds(self) -> set[int]:
+        """Every seed an episode of this split is made from."""
+        return {job.seed for job in jobs(dict(self.counts), dict(self.framed), self.first_seed)}
+
+
+@dataclass(frozen=True)
+class DemoSet:
+    """A named set of demonstrations with a train and a test split of other seeds.
+
+    A set whose splits share seeds with each other or with evaluation (:data:`EVALUATION_SEED` and up) cannot
+    be made; nor can folders on disk that share seeds be loaded as one.
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+    splits: Mapping[str, Split]
+
+    def __post_init__(self) -> None:
+        seen: dict[int, str] = {}
+        for name, split in self.splits.items():
+            for kind in (*split.counts, *split.framed):
+                if kind not in self.kinds:
+                    raise UnknownName(f"demonstrations {self.name!r} have no kind {kind!r}.{nearest(kind, self.kinds)}")
+            for seed in split.seeds():
+                if seed >= EVALUATION_SEED:
+                    raise ConfigError(f"{self.name}/{name}: seed {seed} belongs to evaluation ({EVALUATION_SEED} and up)")
+                if seed in seen:
+                    raise ConfigError(f"{self.name}: seed {seed} is in both {seen[seed]} and {name}")
+                seen[seed] = name
+
+    def split(self, name: str) -> Split:
+        if name not in self.splits:
+            raise UnknownName(f"demonstrations {self.name!r} have no split {name!r}.{nearest(name, self.splits)}")
+        return self.splits[name]
+
+    def scaled(self, factor: float) -> DemoSet:
+        """The same set with ``factor`` times the episodes of every kind (at least one of each)."""
+
+        def times(counts: Mapping[str, int]) -> dict[str, int]:
+            return {kind: max(1, round(n * factor)) for kind, n in counts.items() if n}
+
+        made = {n: replace(s, counts=times(s.counts), framed=times(s.framed)) for n, s in self.splits.items()}
+        return replace(self, splits=made)
+
+    def generate(
+        self, folder: Path, workers: int = 2, progress: Callable[[str, int, int], None] | None = None
+    ) -> dict[str, Path]:
+        """Write every split to ``folder/<split>``; ``progress(split, made, total)``."""
+
+        def report(name: str) -> Callable[[int, int], None] | None:
+            return None if progress is None else lambda made, total: progress(name, made, total)
+
+        return {
+            name: generate(folder / name, dict(s.counts), dict(s.framed), s.first_seed, workers, report(name))
+            for name, s in self.splits.items()
+        }
+
+    def load(self, folder: Path) -> dict[str, Demos]:
+        """The splits that :meth:`generate` wrote to ``folder``, after checking their seeds."""
+        loaded = {name: Demos(folder / name, self.kinds) for name in self.splits}
+        seen: dict[int, str] = {}
+        for name, demos in loaded.items():
+            for seed in map(int, demos.column("seed")):
+                if seen.setdefault(seed, name) != name or seed >= EVALUATION_SEED:
+                    raise ConfigError(f"{folder.name}/{name}: seed {seed} is also in {seen[seed]} or in evaluation")
+        return loaded
+
+
+PUSHT_DEMOS = DemoSet(
+    "pusht",
+    KINDS,
+    {
+        "train": Split(
+            {"expert": 1600, "perturbed": 600, "random": 140, "poses": 160},
+            {"expert": 450, "perturbed": 240, "random": 140, "poses": 160},
+            first_seed=10_000,
+        ),
+        "test": Split(
+            {"expert": 40, "perturbed": 20, "random": 20, "poses": 12},
+            {"expert": 40, "perturbed": 20, "random": 20, "poses": 12},
+            first_seed=900_000,
+        ),
+    },
+)
