@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._compat import StrEnum
+from .errors import OmniLoopError
+from .errors import OmniLoopError
 
 Array = NDArray[Any]
 
