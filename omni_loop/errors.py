@@ -65,6 +65,7 @@ class OmniLoopError(Exception):
     code: Code = Code.INTERNAL
     reason: Reason = Reason.STAGE_FAILED
     retryable: bool = False
+    epoch: int = 0  # on the client: of the session concerned; 0 when there is none
 
     def __init__(
         self, text: str, *, reason: Reason | None = None, retryable: bool | None = None, code: Code | None = None

@@ -1,0 +1,132 @@
+"""Arrays against their spec: the same checks on the client before it sends and on the server before it runs.
+
+That values are finite is checked where arrays come into being (:mod:`.tensors`), not again here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from ..errors import InvalidInput, Reason, TensorError, Unsupported, nearest
+from ..types import Array, ArraySpec, Op, SessionSpec
+from .limits import shown
+
+# A message may hold 100,000 wrong keys; its answer names the first few.
+_NAMED = 8
+
+
+def check_array(spec: ArraySpec, array: Array, leading: int = 0, name: str = "") -> None:
+    """``array`` is ``[*leading axes of any length, *spec.shape]`` of the spec's dtype and within ``low..high``.
+    Raises :class:`TensorError` naming the array, what came and what is right."""
+    name = name or spec.name
+    if array.dtype.name != spec.dtype:
+        raise TensorError(f"{name!r} is {array.dtype.name}; it must be {spec.dtype}")
+    want = ("n",) * leading + tuple("n" if d < 0 else str(d) for d in spec.shape)
+    if not _fits(array.shape, leading, spec):
+        raise TensorError(f"{name!r} has shape {shown(array.shape)}; it must be [{','.join(want)}]")
+    if array.size and not _within_dtype(spec):
+        _check_range(spec, array, name)
+
+
+def _fits(shape: tuple[int, ...], leading: int, spec: ArraySpec) -> bool:
+    if len(shape) != leading + len(spec.shape):
+        return False
+    return all(
+        have <= spec.max_length if want < 0 else have == want
+        for have, want in zip(shape[leading:], spec.shape, strict=True)
+    )
+
+
+def _within_dtype(spec: ArraySpec) -> bool:
+    """Whether the bounds hold for every value of the dtype, as for images; then nobody looks at them."""
+    if spec.low is None and spec.high is None:
+        return True
+    if np.dtype(spec.dtype).kind not in "iu":
+        return False
+    info = np.iinfo(spec.dtype)
+    return (spec.low is None or spec.low <= info.min) and (spec.high is None or spec.high >= info.max)
+
+
+def _check_range(spec: ArraySpec, array: Array, name: str) -> None:
+    low, high = array.min(), array.max()
+    unit = f" {spec.unit}" if spec.unit else ""
+    if spec.low is not None and low < spec.low:
+        raise TensorError(f"{name!r} goes down to {low:g}; its least value is {spec.low:g}{unit}")
+    if spec.high is not None and high > spec.high:
+        raise TensorError(f"{name!r} goes up to {high:g}; its greatest value is {spec.high:g}{unit}")
+
+
+def check_actions(spec: SessionSpec, actions: Array, name: str = "actions") -> None:
+    """``actions float32[n, action_dim]``; n may be 0."""
+    check_array(spec.action, actions, leading=1, name=name)
+
+
+def check_keys(expected: Sequence[str], sent: Iterable[str]) -> None:
+    """Raises :class:`TensorError` listing every missing and every extra key, each with the nearest right one."""
+    sent = set(sent)
+    missing = sorted(set(expected) - sent)
+    extra = sorted(sent - set(expected))
+    if not missing and not extra:
+        return
+    parts = []
+    if missing:
+        parts.append(f"missing observation keys: {_listed(missing)}.")
+    if extra:
+        parts.append(f"unknown observation keys: {_listed(extra)}.{nearest(extra[0][:64], expected)}")
+    raise TensorError(" ".join(parts))
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown_names = ", ".join(repr(n[:64]) for n in names[:_NAMED])
+    return shown_names + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+
+
+def check_observation(spec: SessionSpec, keys: Sequence[str], arrays: Mapping[str, Array], leading: int = 0) -> None:
+    """Exactly the session's ``keys``, each as its :class:`ArraySpec` says; ``leading`` 1 for a run of steps."""
+    check_keys(keys, arrays)
+    for name, array in arrays.items():
+        declared = spec.observation(name)
+        if declared is None:
+            raise TensorError(f"pipeline {spec.pipeline!r} has no observation {name!r}")
+        check_array(declared, array, leading)
+
+
+def choose_keys(spec: SessionSpec, wanted: Sequence[str]) -> tuple[str, ...]:
+    """The observation keys of a session, in the spec's order: those ``wanted``, or the required ones.
+
+    Raises :class:`InvalidInput` (bad spec) for keys nobody knows, keys named twice and required ones left out.
+    """
+    known = tuple(s.name for s in spec.observations)
+    required = tuple(s.name for s in spec.observations if not s.optional)
+    if not wanted:
+        return required
+    unknown = sorted(set(wanted) - set(known))
+    if unknown:
+        raise InvalidInput(
+            f"pipeline {spec.pipeline!r} has no observation {_listed(unknown)}.{nearest(unknown[0][:64], known)}",
+            reason=Reason.BAD_SPEC,
+        )
+    if len(set(wanted)) != len(wanted):
+        raise InvalidInput("observation_keys names a key twice", reason=Reason.BAD_SPEC)
+    missing = [name for name in required if name not in wanted]
+    if missing:
+        raise InvalidInput(
+            f"pipeline {spec.pipeline!r} needs the observation keys {_listed(missing)}", reason=Reason.BAD_SPEC
+        )
+    return tuple(name for name in known if name in wanted)
+
+
+def check_op(spec: SessionSpec, op: Op) -> None:
+    """Raises :class:`Unsupported` naming what the pipeline can do."""
+    if op not in spec.ops:
+        raise Unsupported(f"pipeline {spec.pipeline!r} cannot {op}; it can {', '.join(spec.ops)}")
+
+
+def check_frames(spec: SessionSpec, frames: int) -> None:
+    """Predicted frames asked for besides a chunk. Raises :class:`Unsupported` or :class:`InvalidInput`."""
+    if frames and spec.frame is None:
+        raise Unsupported(f"pipeline {spec.pipeline!r} predicts no frames")
+    if not 0 <= frames <= max(spec.max_predict, 0):
+        raise InvalidInput(f"{frames} frames asked for; at most {spec.max_predict} are predicted")

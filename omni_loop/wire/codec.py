@@ -1,0 +1,68 @@
+"""The only decoder. Everything that comes off a wire passes through here, and every limit is enforced here.
+
+Bytes become a message (:func:`parse`), a message becomes checked values: sizes in integers before anything is
+allocated, then finite values, then the session's spec. Whatever does not fit raises a typed error
+(:class:`~omni_loop.errors.InvalidInput` and its kind) and nothing else.
+"""
+
+from __future__ import annotations
+
+from .check import (
+    check_actions,
+    check_array,
+    check_frames,
+    check_keys,
+    check_observation,
+    check_op,
+    choose_keys,
+)
+from .faults import ERROR_KEY, build_error, decode_error, encode_error
+from .limits import Limits, decode_limits, encode_limits
+from .replies import decode_frames, decode_result, encode_frames, encode_frames_error, encode_result
+from .requests import (
+    Predict,
+    Recondition,
+    check_run,
+    decode_observation,
+    decode_predict,
+    decode_recondition,
+    parse,
+)
+from .specs import decode_array_spec, decode_spec, encode_array_spec, encode_spec
+from .tensors import check_finite, decode_tensor, encode_tensor
+
+__all__ = [
+    "ERROR_KEY",
+    "Limits",
+    "Predict",
+    "Recondition",
+    "build_error",
+    "check_actions",
+    "check_array",
+    "check_finite",
+    "check_frames",
+    "check_keys",
+    "check_observation",
+    "check_op",
+    "check_run",
+    "choose_keys",
+    "decode_array_spec",
+    "decode_error",
+    "decode_frames",
+    "decode_limits",
+    "decode_observation",
+    "decode_predict",
+    "decode_recondition",
+    "decode_result",
+    "decode_spec",
+    "decode_tensor",
+    "encode_array_spec",
+    "encode_error",
+    "encode_frames",
+    "encode_frames_error",
+    "encode_limits",
+    "encode_result",
+    "encode_spec",
+    "encode_tensor",
+    "parse",
+]

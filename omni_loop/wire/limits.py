@@ -1,0 +1,85 @@
+"""The bounds every message is held to, checked in integers before anything is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import InvalidInput, Reason, TensorError
+from . import loop_pb2 as pb
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Published in ``GetServerInfo``. Bytes are those of the decoded array, not of a compressed image."""
+
+    max_message_bytes: int = 32 * MIB
+    max_tensor_bytes: int = 16 * MIB
+    max_tensors: int = 64  # arrays in one message
+    max_rank: int = 8
+    max_image_pixels: int = 4 * MIB  # height * width of one PNG or JPEG
+    max_prompt_bytes: int = 4096  # UTF-8
+    max_sessions: int = 64
+
+    def check_message(self, nbytes: int) -> None:
+        """Raises :class:`InvalidInput` (too large)."""
+        if nbytes > self.max_message_bytes:
+            raise InvalidInput(
+                f"the message has {nbytes} bytes; at most {self.max_message_bytes} are taken", reason=Reason.TOO_LARGE
+            )
+
+    def check_count(self, count: int) -> None:
+        """Raises :class:`TensorError` (too large) for more arrays than one message may hold."""
+        if count > self.max_tensors:
+            raise TensorError(
+                f"the message has {count} arrays; at most {self.max_tensors} are taken", reason=Reason.TOO_LARGE
+            )
+
+    def check_shape(self, name: str, shape: Sequence[int], itemsize: int) -> int:
+        """Bytes of an array of that shape; raises :class:`TensorError` before anybody allocates them.
+
+        Python integers do not overflow, so the product is exact for any dimensions. A zero counts as one
+        here: numpy multiplies the others all the same.
+        """
+        if len(shape) > self.max_rank:
+            raise TensorError(f"{name!r} has rank {len(shape)}; at most {self.max_rank} is taken")
+        padded = itemsize
+        for dim in shape:
+            if dim < 0:
+                raise TensorError(f"{name!r} has the negative dimension {dim}")
+            padded *= max(dim, 1)
+        if padded > self.max_tensor_bytes:
+            raise TensorError(
+                f"{name!r} of shape {shown(shape)} takes {padded} bytes; at most {self.max_tensor_bytes} are taken",
+                reason=Reason.TOO_LARGE,
+            )
+        return 0 if 0 in shape else padded
+
+    def check_prompt(self, prompt: str) -> str:
+        """The prompt; raises :class:`InvalidInput` when it is too long or not text."""
+        try:
+            size = len(prompt.encode())
+        except UnicodeEncodeError:
+            raise InvalidInput("the prompt is not valid UTF-8") from None
+        if size > self.max_prompt_bytes:
+            raise InvalidInput(
+                f"the prompt has {size} bytes; at most {self.max_prompt_bytes} are taken", reason=Reason.TOO_LARGE
+            )
+        if "\0" in prompt:
+            raise InvalidInput("the prompt holds a NUL character")
+        return prompt
+
+
+def shown(shape: Sequence[int]) -> str:
+    """``[96,96,3]``, for texts."""
+    return "[" + ",".join(str(d) for d in shape) + "]"
+
+
+def encode_limits(limits: Limits) -> pb.Limits:
+    return pb.Limits(**{name: getattr(limits, name) for name in Limits.__slots__})
+
+
+def decode_limits(message: pb.Limits) -> Limits:
+    return Limits(**{name: getattr(message, name) for name in Limits.__slots__})
