@@ -71,14 +71,14 @@ class Pools(Section):
 
 
 class Limits(Section):
-    """What one client may ask for; published in GetServerInfo and checked before anything is allocated."""
+    """What clients may ask for; defaults and meaning as in :class:`omni_loop.wire.limits.Limits`."""
 
     max_sessions: Count = 64
-    max_message_bytes: Count = 16 * _MIB
-    max_tensor_bytes: Count = 8 * _MIB
-    max_tensors: Count = 32
-    max_rank: Count = 6
-    max_image_pixels: Count = 4096 * 4096
+    max_message_bytes: Count = 32 * _MIB
+    max_tensor_bytes: Count = 16 * _MIB
+    max_tensors: Count = 64
+    max_rank: Count = 8
+    max_image_pixels: Count = 4 * _MIB
     max_prompt_bytes: Count = 4096
 
 

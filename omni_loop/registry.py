@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module, metadata
 from typing import Any
@@ -53,6 +54,7 @@ def load(group: str, name: str) -> Any:
     Raises:
         UnknownName: nobody registered it; the text names the nearest name.
         MissingExtra: a package it imports is not installed; the text names the extra.
+        ConfigError: what it is registered as does not exist.
     """
     if (group, name) in _here:
         return _here[group, name]
@@ -65,8 +67,27 @@ def load(group: str, name: str) -> Any:
     try:
         module = import_module(point.module)
     except ModuleNotFoundError as e:
+        if f"{point.module}.".startswith(f"{e.name}."):
+            raise ConfigError(f"{group} {name!r} is registered as {point.value}: no such module") from None
         raise missing_extra(e, f"{name!r} ") from e
-    return functools.reduce(getattr, point.attr.split("."), module)
+    try:
+        return functools.reduce(getattr, point.attr.split("."), module)
+    except AttributeError:
+        raise ConfigError(f"{group} {name!r} is registered as {point.value}: no such attribute") from None
+
+
+def build(group: str, name: str, options: Mapping[str, Any]) -> Any:
+    """Load a factory and call it with ``options``; an option it does not take is a :class:`ConfigError`."""
+    factory = load(group, name)
+    parameters = inspect.signature(factory).parameters
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        for option in options:
+            if option not in parameters:
+                raise ConfigError(f"{name!r} takes no option {option!r}.{nearest(option, parameters)}")
+    for option, p in parameters.items():
+        if option not in options and p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+            raise ConfigError(f"{name!r} needs the option {option!r}")
+    return factory(**options)
 
 
 @contextmanager

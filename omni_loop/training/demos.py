@@ -8,14 +8,29 @@ row i + 1 of the same episode.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 _COLUMNS = ("frames", "state", "points", "action", "label", "coverage", "length", "kind", "success", "seed")
+
+
+class DemoSet(Protocol):
+    """What an env registers so that its demonstrations can be made anywhere."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Names of the values of the ``kind`` column."""
+
+    def generate(
+        self, folder: Path, split: str, workers: int = 2, progress: Callable[[int, int], None] | None = None
+    ) -> Path:
+        """Write the ``train`` or ``test`` split to ``folder``; ``progress`` hears (episodes done, of how many)."""
 
 
 @dataclass(frozen=True)

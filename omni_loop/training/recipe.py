@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -25,6 +25,9 @@ class Recipe(BaseModel):
     batch: int
     lr: float
     demos: str  # name of the demonstration set in the registry
+
+
+R = TypeVar("R", bound=Recipe)
 
 
 @dataclass
@@ -56,6 +59,14 @@ class Trained:
     metrics: dict[str, Any]
     observation: str  # which observation the figures belong to
     data: str
+
+
+@dataclass(frozen=True)
+class Trainer(Generic[R]):
+    """What a plug-in registers to train a part: the model of its recipe, and how."""
+
+    recipe: type[R]
+    train: Callable[[R, TrainContext], Trained]
 
 
 def begin(recipe: Recipe) -> torch.Generator:

@@ -1,0 +1,28 @@
+"""The command line: ``omni-loop serve | eval | demo | train | bench | check``."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ..errors import OmniLoopError
+from ..registry import missing_extra
+
+
+def main() -> None:
+    """Entry point. What a user can repair is one red line and exit code 2, never a traceback."""
+    try:
+        from .app import app  # here, since typer itself comes with an extra
+
+        app()
+    except OmniLoopError as e:
+        _fail(e.text)
+    except ModuleNotFoundError as e:
+        _fail(missing_extra(e).text)
+
+
+def _fail(text: str) -> None:
+    line = f"error: {' '.join(text.split())}"
+    colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    print(f"\033[31m{line}\033[0m" if colour else line, file=sys.stderr)
+    sys.exit(2)

