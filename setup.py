@@ -19,8 +19,6 @@ FOLDERS = {
 setup(
     package_dir=FOLDERS,
     packages=[
-        name
-        for top, folder in FOLDERS.items()
-        for name in [top, *(f"{top}.{sub}" for sub in find_packages(folder))]
+        name for top, folder in FOLDERS.items() for name in [top, *(f"{top}.{sub}" for sub in find_packages(folder))]
     ],
 )

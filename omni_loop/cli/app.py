@@ -105,9 +105,13 @@ def serve(
     then the server ends.
     """
     chosen = config.load_deployment(deployment)
-    listen = {**chosen.listen.model_dump(), **({} if port is None else {"port": port}), **({"host": host} if host else {})}
+    listen = {
+        "host": chosen.listen.host if host is None else host,
+        "port": chosen.listen.port if port is None else port,
+    }
     chosen = chosen.model_copy(update={"listen": config.validate(config.Listen, listen, "--host, --port")})
-    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    level = logging.INFO if verbose else logging.WARNING
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
 
     from ..serve.app import run
 
@@ -122,15 +126,13 @@ def serve(
 
 @app.command()
 def train(
-    part: Annotated[
-        str, typer.Argument(help="Which part: codec, world, context, policy; or **all**, in that order.")
-    ],
+    part: Annotated[str, typer.Argument(help="Which part: codec, world, context, policy; or **all**, in that order.")],
     recipe: Annotated[
-        Path | None, typer.Option(help="YAML recipe instead of the shipped configs/train/PART.yaml.", show_default=False)
+        Path | None, typer.Option(help="YAML recipe instead of the shipped one.", show_default=False)
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="Folder with train/ and test/ demonstrations; made there when missing. [data/<demos>]"),
+        typer.Option(help="Folder with demonstrations, made when it does not exist.  [default: data/DEMOS]"),
     ] = None,
     out: Annotated[Path, typer.Option(help="Where checkpoints go, one folder per part.")] = Path("checkpoints"),
     seed: Annotated[int | None, typer.Option(help="Instead of the recipe's seed.", show_default=False)] = None,

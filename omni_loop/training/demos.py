@@ -8,11 +8,11 @@ row i + 1 of the same episode.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,16 +21,19 @@ _COLUMNS = ("frames", "state", "points", "action", "label", "coverage", "length"
 
 
 class DemoSet(Protocol):
-    """What an env registers so that its demonstrations can be made anywhere."""
+    """What an env registers so that its demonstrations can be made anywhere: splits ``train`` and ``test``."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """Names of the values of the ``kind`` column."""
 
     def generate(
-        self, folder: Path, split: str, workers: int = 2, progress: Callable[[int, int], None] | None = None
-    ) -> Path:
-        """Write the ``train`` or ``test`` split to ``folder``; ``progress`` hears (episodes done, of how many)."""
+        self, folder: Path, workers: int = 2, progress: Callable[[str, int, int], None] | None = None
+    ) -> Mapping[str, Path]:
+        """Write every split to ``folder/<split>``; ``progress`` hears (split, episodes made, of how many)."""
+
+    def load(self, folder: Path) -> Mapping[str, Demos]:
+        """The splits in ``folder``, after checking that they share no seeds."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,9 @@ class Demos:
         if missing:
             raise FileNotFoundError(f"{self.folder} is no demonstration set: {', '.join(missing)} missing")
 
-    def column(self, name: str) -> NDArray:
-        return np.load(self.folder / f"{name}.npy", mmap_mode="r" if name == "frames" else None)
+    def column(self, name: str) -> NDArray[Any]:
+        column: NDArray[Any] = np.load(self.folder / f"{name}.npy", mmap_mode="r" if name == "frames" else None)
+        return column
 
     @cached_property
     def frames(self) -> NDArray[np.uint8]:

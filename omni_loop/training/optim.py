@@ -5,9 +5,12 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+M = TypeVar("M", bound=nn.Module)
 
 
 def cosine(step: int, steps: int, warmup: int, floor: float = 0.0) -> float:
@@ -36,7 +39,7 @@ class Optimiser:
         clip: float = 1.0,
     ) -> None:
         named = [(n, p) for n, p in params if p.requires_grad]
-        matrices = [p for n, p in named if p.ndim == 2 and any(n.startswith(m) for m in muon)]
+        matrices = [p for n, p in named if n.endswith(".weight") and p.ndim == 2 and any(n.startswith(m) for m in muon)]
         chosen = {id(p) for p in matrices}
         rest = [p for _, p in named if id(p) not in chosen]
         self._parts: list[torch.optim.Optimizer] = [
@@ -59,15 +62,15 @@ class Optimiser:
             part.step()
 
 
-class Average:
+class Average(Generic[M]):
     """Exponential moving average of a module's parameters, with the usual early warm-up."""
 
-    def __init__(self, module: nn.Module, decay: float) -> None:
-        self.module = copy.deepcopy(module).eval().requires_grad_(False)
+    def __init__(self, module: M, decay: float) -> None:
+        self.module: M = copy.deepcopy(module).eval().requires_grad_(False)
         self._decay, self._steps = decay, 0
 
     @torch.no_grad()
-    def update(self, module: nn.Module) -> None:
+    def update(self, module: M) -> None:
         self._steps += 1
         decay = min(self._decay, (1 + self._steps) / (10 + self._steps))
         torch._foreach_lerp_(list(self.module.parameters()), [p.detach() for p in module.parameters()], 1 - decay)

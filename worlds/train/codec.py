@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 import torch.nn.functional as F
-from omni_loop.training.demos import Demos
-from omni_loop.training.optim import Average, Optimiser, cosine
-from omni_loop.training.recipe import Recipe, TrainContext, Trained, begin
 from torch import Tensor
 
+from omni_loop.training.demos import Demos
+from omni_loop.training.optim import Average, Optimiser, cosine
+from omni_loop.training.recipe import Recipe, TrainContext, Trained, Trainer, begin
+
 from ..codec import CodecConfig, FrameCodec, to_float
+
+Draw = Callable[[], tuple[Tensor, Tensor]]  # frames [b, 3, h, w] and the points they show [b, p, 2]
 
 TABLE_HALF = 256.0  # px of the 512 px table per unit of a scene point
 
@@ -26,7 +31,7 @@ class CodecRecipe(Recipe):
     ema: float = 0.998
 
 
-def _sampler(demos: Demos, share: float, rng: np.random.Generator, batch: int):
+def _sampler(demos: Demos, share: float, rng: np.random.Generator, batch: int) -> Draw:
     poses = demos.rows(demos.episodes("poses", framed=True))
     rest = demos.rows(demos.episodes("expert", "perturbed", "random", framed=True))
     n = int(batch * share)
@@ -87,7 +92,7 @@ def evaluate(model: FrameCodec, demos: Demos, stride: int = 3) -> dict[str, floa
 
 
 @torch.no_grad()
-def _normalise(model: FrameCodec, draw) -> None:
+def _normalise(model: FrameCodec, draw: Draw) -> None:
     z = torch.cat([model.encode(draw()[0]) for _ in range(20)])
     model.latent_mean.copy_(z.mean((0, 2, 3), keepdim=True))
     model.latent_std.copy_(z.std((0, 2, 3), keepdim=True))
@@ -108,7 +113,8 @@ def train(recipe: CodecRecipe, context: TrainContext) -> Trained:
         "size": 1e-3,
     }
     for step in range(recipe.steps):
-        losses = _losses(model, *draw(), recipe)
+        x, points = draw()
+        losses = _losses(model, x, points, recipe)
         total = torch.stack([weights[k] * v for k, v in losses.items()]).sum()
         optimiser.step(total, cosine(step, recipe.steps, 100, 0.01))
         average.update(model)
@@ -125,3 +131,6 @@ def train(recipe: CodecRecipe, context: TrainContext) -> Trained:
         "96 x 96 frames; the readout and the tokenizer see the latents only",
         "frames of expert, perturbed and random episodes and of drawn scenes",
     )
+
+
+TRAINER = Trainer(CodecRecipe, train)
