@@ -1,0 +1,41 @@
+"""Clients of a server; they need numpy, grpcio and protobuf only, and Python 3.10.
+
+with connect("127.0.0.1:50051") as client, client.open("pusht", keys=("image", "agent_pos")) as session:
+    result = session.infer({"image": image, "agent_pos": agent_pos}, step=0)
+    result.chunk.actions  # float32[horizon, action_dim]
+"""
+
+from __future__ import annotations
+
+from .aio import AsyncClient, AsyncSession
+from .book import ServerInfo
+from .channel import TIMEOUT_S
+from .stream import Draining, FramesLost, Refused, SessionStream, Skipped, WasReset
+from .sync import Client, Session
+
+
+def connect(address: str, *, timeout_s: float = TIMEOUT_S) -> Client:
+    """A client of the server at ``host:port``; ``timeout_s`` bounds every call. Connects at the first call."""
+    return Client(address, timeout_s)
+
+
+def connect_async(address: str, *, timeout_s: float = TIMEOUT_S) -> AsyncClient:
+    """As :func:`connect`, for asyncio: ``async with connect_async(address) as client``."""
+    return AsyncClient(address, timeout_s)
+
+
+__all__ = [
+    "AsyncClient",
+    "AsyncSession",
+    "Client",
+    "Draining",
+    "FramesLost",
+    "Refused",
+    "ServerInfo",
+    "Session",
+    "SessionStream",
+    "Skipped",
+    "WasReset",
+    "connect",
+    "connect_async",
+]

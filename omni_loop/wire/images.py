@@ -65,7 +65,7 @@ def _decoded(name: str, form: str, data: bytes, size: tuple[int, int]) -> Any:
         image.load()
     except TensorError:
         raise
-    except Exception:  # noqa: BLE001  a decoder fed with anybody's bytes raises whatever it likes
+    except Exception:
         raise TensorError(f"{name!r} is not a readable {form} image") from None
     return image
 

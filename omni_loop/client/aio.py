@@ -1,0 +1,174 @@
+"""The asyncio client. The same calls as :mod:`.sync`, awaited, and the bidirectional stream."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+from numpy.typing import ArrayLike
+
+from ..errors import OmniLoopError
+from ..types import SessionSpec, TickResult
+from ..wire import loop_pb2 as pb
+from . import book, channel
+from .stream import SessionStream
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=Message)
+
+
+class AsyncClient:
+    """See :class:`~omni_loop.client.sync.Client`. Belongs to the event loop it was made in."""
+
+    def __init__(self, address: str, timeout_s: float = channel.TIMEOUT_S) -> None:
+        self.address = address
+        self.channel = grpc.aio.insecure_channel(address, options=channel.OPTIONS)
+        self._timeout_s = timeout_s
+        self._calls: dict[str, Any] = {}
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends the connection; sessions stay on the server until closed or expired."""
+        await self.channel.close()
+
+    async def info(self) -> book.ServerInfo:
+        """What the server serves, and its limits."""
+        return book.read_info(await self.call("GetServerInfo", pb.GetServerInfoRequest(), pb.GetServerInfoReply))
+
+    async def open(
+        self,
+        pipeline: str,
+        *,
+        prompt: str = "",
+        seed: int | None = None,
+        keys: Sequence[str] = (),
+        options: Mapping[str, Any] | None = None,
+        spec_digest: str = "",
+        image_encoding: str = "raw",
+    ) -> AsyncSession:
+        """See :meth:`Client.open <omni_loop.client.sync.Client.open>`."""
+        request = book.open_request(pipeline, prompt, seed, keys, options or {}, spec_digest)
+        reply = await self.call("OpenSession", request, pb.OpenSessionReply)
+        return AsyncSession(self, book.Book(reply, image_encoding))
+
+    async def call(self, name: str, request: Message, reply: type[R]) -> R:
+        """One unary call, with the server's typed errors."""
+        call = self._calls.get(name)
+        if call is None:
+            call = self._calls[name] = self.channel.unary_unary(
+                channel.method(name),
+                request_serializer=type(request).SerializeToString,
+                response_deserializer=reply.FromString,
+            )
+        try:
+            answer: R = await call(request, timeout=self._timeout_s)
+        except grpc.RpcError as error:
+            raise channel.typed(error, self.address) from None
+        return answer
+
+
+class AsyncSession:
+    """See :class:`~omni_loop.client.sync.Session`, which documents every call."""
+
+    def __init__(self, client: AsyncClient, book_: book.Book) -> None:
+        self._client = client
+        self._book = book_
+        self._closed = False
+
+    async def __aenter__(self) -> AsyncSession:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        try:
+            await self.close()
+        except OmniLoopError as error:
+            if kind is None:
+                raise
+            # The error under way is the one to see; the server frees the session when it has been silent.
+            log.warning("closing session %s: %s", self.id, error.text)
+
+    @property
+    def id(self) -> str:
+        return self._book.ref.session
+
+    @property
+    def spec(self) -> SessionSpec:
+        return self._book.spec
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return self._book.keys
+
+    @property
+    def epoch(self) -> int:
+        return self._book.epoch
+
+    @property
+    def seed(self) -> int:
+        return self._book.seed
+
+    async def infer(
+        self,
+        arrays: Mapping[str, ArrayLike],
+        step: int,
+        *,
+        executed: ArrayLike | None = None,
+        frames: int = 0,
+        deadline_ms: float = 0.0,
+        captured_ns: int = 0,
+    ) -> TickResult:
+        observation = self._book.infer(arrays, step, executed, frames, deadline_ms, captured_ns)
+        request = pb.InferRequest(session=self._book.ref, observation=observation)
+        return self._book.read(await self._client.call("Infer", request, pb.TickReply))
+
+    async def predict(
+        self, actions: ArrayLike | None = None, *, steps: int = 0, deadline_ms: float = 0.0
+    ) -> TickResult:
+        request = self._book.predict(actions, steps, deadline_ms)
+        return self._book.read(await self._client.call("Predict", request, pb.TickReply))
+
+    async def recondition(
+        self,
+        arrays: Mapping[str, ArrayLike],
+        *,
+        executed: ArrayLike | None = None,
+        first_step: int = 0,
+        deadline_ms: float = 0.0,
+    ) -> TickResult:
+        request = self._book.recondition(arrays, executed, first_step, deadline_ms)
+        return self._book.read(await self._client.call("Recondition", request, pb.TickReply))
+
+    async def reset(self, *, seed: int | None = None, prompt: str | None = None) -> int:
+        reply = await self._client.call("Reset", self._book.reset(seed, prompt), pb.ResetReply)
+        return self._book.read_reset(reply)
+
+    async def close(self) -> None:
+        if not self._closed:
+            await self._client.call("Close", pb.CloseRequest(session=self._book.ref), pb.CloseReply)
+            self._closed = True
+
+    @asynccontextmanager
+    async def stream(self) -> AsyncIterator[SessionStream]:
+        """Attach a :class:`~omni_loop.client.stream.SessionStream` to the session; a newer one fences it."""
+        stream = SessionStream(self._client.channel, self._client.address, self._book)
+        await stream.attach()
+        try:
+            yield stream
+        finally:
+            stream.cancel()

@@ -1,0 +1,193 @@
+"""A session's side of the protocol without IO: requests are built and answers read here, for both clients.
+
+Arrays are checked against the session's spec before they are sent, so a mistake is found where it was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import InvalidInput, TensorError
+from ..types import Array, ArraySpec, Op, SessionSpec, TickResult
+from ..wire import codec
+from ..wire import loop_pb2 as pb
+
+# What a server may send: frames of a long prediction are larger than anything a client sends.
+ANSWER_BYTES = 256 << 20
+ANSWERS = codec.Limits(max_message_bytes=ANSWER_BYTES, max_tensor_bytes=ANSWER_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """``pipelines`` by name. ``ready``: every stage has run once."""
+
+    version: str
+    protocol: str
+    pipelines: Mapping[str, SessionSpec]
+    limits: codec.Limits
+    ready: bool
+
+
+def read_info(reply: pb.GetServerInfoReply) -> ServerInfo:
+    return ServerInfo(
+        version=reply.version,
+        protocol=reply.protocol,
+        pipelines={spec.pipeline: codec.decode_spec(spec) for spec in reply.pipelines},
+        limits=codec.decode_limits(reply.limits),
+        ready=reply.ready,
+    )
+
+
+def open_request(
+    pipeline: str,
+    prompt: str,
+    seed: int | None,
+    keys: Sequence[str],
+    options: Mapping[str, Any],
+    spec_digest: str,
+) -> pb.OpenSessionRequest:
+    if isinstance(keys, str):
+        raise InvalidInput(f"keys is the text {keys!r}; it must be a sequence of observation keys")
+    return pb.OpenSessionRequest(
+        pipeline=pipeline,
+        prompt=prompt,
+        seed=None if seed is None else _unsigned("seed", seed, 64),
+        observation_keys=keys,
+        spec_digest=spec_digest,
+        options={name: str(value) for name, value in options.items()},
+    )
+
+
+class Book:
+    """What a client knows of its session: id, token, spec, epoch and the last ``seq`` it used."""
+
+    def __init__(self, reply: pb.OpenSessionReply, image_encoding: str = "raw") -> None:
+        self.ref = pb.SessionRef(session=reply.session, resume_token=reply.resume_token)
+        self.spec = codec.decode_spec(reply.spec)
+        self.keys = tuple(reply.observation_keys)
+        self.epoch = reply.epoch
+        self.seed = reply.seed
+        self.seq = 0
+        self._image_encoding = image_encoding
+
+    def infer(
+        self,
+        arrays: Mapping[str, ArrayLike],
+        step: int,
+        executed: ArrayLike | None = None,
+        frames: int = 0,
+        deadline_ms: float = 0.0,
+        captured_ns: int = 0,
+    ) -> pb.Observation:
+        codec.check_op(self.spec, Op.INFER)
+        codec.check_frames(self.spec, frames)
+        message = pb.Observation(
+            step=_unsigned("step", step),
+            arrays=self._encoded(arrays, leading=0),
+            executed=self._actions("executed", executed),
+            captured_ns=captured_ns,
+            frames=frames,
+            deadline_ms=deadline_ms,
+        )
+        message.seq = self._next()  # last: a refused observation uses no seq
+        return message
+
+    def predict(self, actions: ArrayLike | None, steps: int, deadline_ms: float = 0.0) -> pb.PredictRequest:
+        codec.check_op(self.spec, Op.PREDICT)
+        message = pb.PredictRequest(
+            session=self.ref,
+            actions=self._actions("actions", actions),
+            steps=_unsigned("steps", steps),
+            deadline_ms=deadline_ms,
+        )
+        message.seq = self._next()
+        return message
+
+    def recondition(
+        self,
+        arrays: Mapping[str, ArrayLike],
+        executed: ArrayLike | None,
+        first_step: int,
+        deadline_ms: float = 0.0,
+    ) -> pb.ReconditionRequest:
+        codec.check_op(self.spec, Op.RECONDITION)
+        message = pb.ReconditionRequest(
+            session=self.ref,
+            first_step=_unsigned("first_step", first_step),
+            arrays=self._encoded(arrays, leading=1),
+            executed=self._actions("executed", executed),
+            deadline_ms=deadline_ms,
+        )
+        message.seq = self._next()
+        return message
+
+    def reset(self, seed: int | None, prompt: str | None) -> pb.ResetRequest:
+        seed = None if seed is None else _unsigned("seed", seed, 64)
+        return pb.ResetRequest(session=self.ref, seed=seed, prompt=prompt)
+
+    def read(self, reply: pb.TickReply) -> TickResult:
+        return codec.decode_result(reply, self.spec, ANSWERS)
+
+    def read_reset(self, reply: pb.ResetReply) -> int:
+        self.epoch = reply.epoch
+        return self.epoch
+
+    def _next(self) -> int:
+        self.seq += 1
+        return self.seq
+
+    def _encoded(self, arrays: Mapping[str, ArrayLike], leading: int) -> dict[str, pb.Tensor]:
+        codec.check_keys(self.keys, arrays)
+        encoded = {}
+        for name, value in arrays.items():
+            spec = self.spec.observation(name)
+            if spec is None:
+                raise TensorError(f"pipeline {self.spec.pipeline!r} has no observation {name!r}")
+            array = as_array(spec, value, name)
+            codec.check_array(spec, array, leading)
+            image = array.dtype == np.uint8 and array.ndim == 3 and array.shape[2] == 3
+            encoded[name] = codec.encode_tensor(array, self._image_encoding if image else "raw")
+        return encoded
+
+    def _actions(self, name: str, value: ArrayLike | None) -> pb.Tensor | None:
+        if value is None:
+            return None
+        actions: NDArray[np.float32] = as_array(self.spec.action, value, name)
+        if actions.size == 0:
+            actions = actions.reshape(0, *self.spec.action.shape)
+        codec.check_actions(self.spec, actions, name)
+        return codec.encode_tensor(actions)
+
+
+def as_array(spec: ArraySpec, value: ArrayLike, name: str) -> Array:
+    """``value`` as a finite array. An array keeps its dtype; numbers in lists have none yet and get the
+    spec's, when that changes no value. Raises :class:`TensorError`."""
+    if isinstance(value, np.ndarray):
+        array = value
+    else:
+        try:
+            plain = np.asarray(value)
+        except ValueError:
+            raise TensorError(f"{name!r} is a ragged list") from None
+        if plain.dtype.kind not in "biuf":
+            raise TensorError(f"{name!r} holds {plain.dtype.name}, not numbers")
+        with np.errstate(all="ignore"):
+            array = plain.astype(spec.dtype)
+        if array.dtype.kind != "f" and plain.size and not np.array_equal(array, plain):
+            raise TensorError(f"{name!r} holds numbers that {spec.dtype} cannot")
+    codec.check_finite(name, array)
+    return array
+
+
+def _unsigned(name: str, value: int, bits: int = 63) -> int:
+    """A whole number >= 0; numpy's integers too."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise InvalidInput(f"{name} is {value!r}; it must be a whole number")
+    if not 0 <= value < 1 << bits:
+        raise InvalidInput(f"{name} is {value}; it must be at least 0 and less than 2^{bits}")
+    return int(value)

@@ -1,0 +1,53 @@
+"""Channel options, and gRPC failures as typed errors."""
+
+from __future__ import annotations
+
+import grpc
+import grpc.aio
+
+from ..errors import Code, OmniLoopError, Reason
+from ..wire import loop_pb2 as pb
+from ..wire.codec import ERROR_KEY, build_error, decode_error
+from .book import ANSWER_BYTES
+
+SERVICE = pb.DESCRIPTOR.services_by_name["Loop"].full_name
+TIMEOUT_S = 60.0  # of a call, unless the client says otherwise
+
+# Pings half as often as the server permits: more often and it closes the connection (too_many_pings).
+OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_receive_message_length", ANSWER_BYTES),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+
+# Statuses that gRPC itself makes, without our trailer.
+_OWN: dict[grpc.StatusCode, tuple[Code, Reason, bool]] = {
+    grpc.StatusCode.UNAVAILABLE: (Code.UNAVAILABLE, Reason.RUNNER_GONE, True),
+    grpc.StatusCode.DEADLINE_EXCEEDED: (Code.DEADLINE_EXCEEDED, Reason.EXPIRED, True),
+    grpc.StatusCode.CANCELLED: (Code.ABORTED, Reason.CANCELLED, True),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: (Code.INVALID_ARGUMENT, Reason.TOO_LARGE, False),
+    grpc.StatusCode.UNIMPLEMENTED: (Code.FAILED_PRECONDITION, Reason.UNSUPPORTED, False),
+    grpc.StatusCode.UNAUTHENTICATED: (Code.UNAUTHENTICATED, Reason.BAD_TOKEN, False),
+}
+
+
+def method(name: str) -> str:
+    return f"/{SERVICE}/{name}"
+
+
+def typed(error: grpc.RpcError, address: str) -> OmniLoopError:
+    """The server's own error where it sent one, else what gRPC's status means."""
+    # The two kinds of RpcError (of a call, and aio's) share these methods, but no base that declares them.
+    trailers = error.trailing_metadata() or ()  # type: ignore[attr-defined]
+    for key, value in trailers:
+        if key == ERROR_KEY:
+            return decode_error(pb.Error.FromString(value))
+    status: grpc.StatusCode = error.code()  # type: ignore[attr-defined]
+    details: str = error.details() or status.name  # type: ignore[attr-defined]
+    code, reason, retryable = _OWN.get(status, (Code.INTERNAL, Reason.STAGE_FAILED, False))
+    if status is grpc.StatusCode.UNAVAILABLE:
+        details = f"no server answers at {address}: {details}"
+    return build_error(code, reason, details, retryable)

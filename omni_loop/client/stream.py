@@ -1,0 +1,172 @@
+"""The main road: requests and answers of one session on one bidirectional stream.
+
+Requests may be sent before earlier ones are answered. Each is answered by exactly one :class:`TickResult`,
+:class:`Skipped` or :class:`Refused` with its ``seq``; frames asked for besides a chunk come later as
+:class:`~omni_loop.types.FramePrediction`, or as :class:`FramesLost`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Union
+
+import grpc
+import grpc.aio
+from numpy.typing import ArrayLike
+
+from ..errors import InvalidInput, OmniLoopError, Reason, ServerUnavailable
+from ..types import FramePrediction, TickResult
+from ..wire import codec
+from ..wire import loop_pb2 as pb
+from . import channel
+from .book import ANSWERS, Book
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """The request was not computed: ``superseded``, ``expired`` or ``duplicate_in_flight``."""
+
+    seq: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The request failed with ``error``; the session and the stream go on. ``seq`` 0: not about a tick."""
+
+    seq: int
+    error: OmniLoopError
+
+
+@dataclass(frozen=True, slots=True)
+class FramesLost:
+    """Frames asked for besides failed with ``error``; the chunk that came before stands."""
+
+    seq: int
+    error: OmniLoopError
+
+
+@dataclass(frozen=True, slots=True)
+class WasReset:
+    """A new epoch has begun."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """The server is about to stop; it reads no more requests."""
+
+    text: str
+
+
+Event = Union[TickResult, FramePrediction, FramesLost, Skipped, Refused, WasReset, Draining]  # noqa: UP007  3.10
+
+
+class SessionStream:
+    """``async for event in stream`` beside ``await stream.infer(...)``, which returns the ``seq`` it used."""
+
+    def __init__(self, channel_: grpc.aio.Channel, address: str, book: Book) -> None:
+        call = channel_.stream_stream(
+            channel.method("Stream"),
+            request_serializer=pb.ClientMessage.SerializeToString,
+            response_deserializer=pb.ServerMessage.FromString,
+        )
+        self._call: Any = call()
+        self._address = address
+        self._book = book
+        self.last_seq = 0  # highest seq the server had answered when the stream attached
+
+    async def attach(self) -> None:
+        """The first exchange; raises what the server refuses it with."""
+        await self._send(pb.ClientMessage(attach=pb.Attach(session=self._book.ref)))
+        message = await self._receive()
+        if message is None or message.WhichOneof("kind") != "attached":
+            raise ServerUnavailable(f"{self._address} did not attach the session", reason=Reason.CLOSED)
+        self._book.epoch = message.attached.epoch
+        self.last_seq = message.attached.last_seq
+
+    async def infer(
+        self,
+        arrays: Mapping[str, ArrayLike],
+        step: int,
+        *,
+        executed: ArrayLike | None = None,
+        frames: int = 0,
+        deadline_ms: float = 0.0,
+        captured_ns: int = 0,
+    ) -> int:
+        """Send an observation; its ``seq``."""
+        observation = self._book.infer(arrays, step, executed, frames, deadline_ms, captured_ns)
+        await self._send(pb.ClientMessage(observation=observation))
+        return observation.seq
+
+    async def predict(self, actions: ArrayLike | None = None, *, steps: int = 0, deadline_ms: float = 0.0) -> int:
+        """Ask for frames of ``actions float32[n, action_dim]``, or of ``steps`` imagined ones; the ``seq``."""
+        request = self._book.predict(actions, steps, deadline_ms)
+        await self._send(pb.ClientMessage(predict=request))
+        return request.seq
+
+    async def recondition(
+        self,
+        arrays: Mapping[str, ArrayLike],
+        *,
+        executed: ArrayLike | None = None,
+        first_step: int = 0,
+        deadline_ms: float = 0.0,
+    ) -> int:
+        """Send a run of real steps; the ``seq``."""
+        request = self._book.recondition(arrays, executed, first_step, deadline_ms)
+        await self._send(pb.ClientMessage(recondition=request))
+        return request.seq
+
+    async def reset(self, *, seed: int | None = None, prompt: str | None = None) -> None:
+        """Begin a new episode after the requests sent so far; answered by :class:`WasReset`."""
+        await self._send(pb.ClientMessage(reset=self._book.reset(seed, prompt)))
+
+    async def done(self) -> None:
+        """No more requests; the events end when all are answered."""
+        await self._call.done_writing()
+
+    def cancel(self) -> None:
+        """End the stream now. Ticks under way are still committed, and answered when their seq is repeated."""
+        self._call.cancel()
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self._events()
+
+    async def _events(self) -> AsyncIterator[Event]:
+        while (message := await self._receive()) is not None:
+            yield self._event(message)
+
+    def _event(self, message: pb.ServerMessage) -> Event:
+        kind = message.WhichOneof("kind")
+        if kind == "tick":
+            return self._book.read(message.tick)
+        if kind == "frames":
+            if message.frames.HasField("error"):
+                return FramesLost(message.frames.seq, codec.decode_error(message.frames.error))
+            return codec.decode_frames(message.frames, self._book.spec, ANSWERS)
+        if kind == "skipped":
+            return Skipped(message.skipped.seq, message.skipped.reason)
+        if kind == "error":
+            return Refused(message.error.seq, codec.decode_error(message.error))
+        if kind == "reset":
+            return WasReset(self._book.read_reset(message.reset))
+        if kind == "draining":
+            return Draining(message.draining)
+        raise InvalidInput(f"the server sent a message this version does not know: {kind}")
+
+    async def _send(self, message: pb.ClientMessage) -> None:
+        try:
+            await self._call.write(message)
+        except grpc.RpcError as error:
+            raise channel.typed(error, self._address) from None
+
+    async def _receive(self) -> pb.ServerMessage | None:
+        try:
+            message = await self._call.read()
+        except grpc.RpcError as error:
+            raise channel.typed(error, self._address) from None
+        return message if isinstance(message, pb.ServerMessage) else None  # else EOF

@@ -1,0 +1,167 @@
+"""The blocking client."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+from numpy.typing import ArrayLike
+
+from ..errors import OmniLoopError
+from ..types import SessionSpec, TickResult
+from ..wire import loop_pb2 as pb
+from . import book, channel
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=Message)
+
+
+class Client:
+    """A connection to a server. Several sessions may share it, also from several threads.
+
+    Every call may raise the typed errors of :mod:`omni_loop.errors`, as the server raised them;
+    :class:`~omni_loop.errors.ServerUnavailable` when nobody answers.
+    """
+
+    def __init__(self, address: str, timeout_s: float = channel.TIMEOUT_S) -> None:
+        self.address = address
+        self._timeout_s = timeout_s
+        self._channel = grpc.insecure_channel(address, options=channel.OPTIONS)
+        self._calls: dict[str, Any] = {}
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connection; sessions stay on the server until closed or expired."""
+        self._channel.close()
+
+    def info(self) -> book.ServerInfo:
+        """What the server serves, and its limits."""
+        return book.read_info(self.call("GetServerInfo", pb.GetServerInfoRequest(), pb.GetServerInfoReply))
+
+    def open(
+        self,
+        pipeline: str,
+        *,
+        prompt: str = "",
+        seed: int | None = None,
+        keys: Sequence[str] = (),
+        options: Mapping[str, Any] | None = None,
+        spec_digest: str = "",
+        image_encoding: str = "raw",
+    ) -> Session:
+        """A new session. ``keys``: the observation keys that will be sent (none: exactly the required ones);
+        ``seed``: None lets the server draw one; ``image_encoding`` raw, png (lossless) or jpeg (lossy)."""
+        request = book.open_request(pipeline, prompt, seed, keys, options or {}, spec_digest)
+        return Session(self, book.Book(self.call("OpenSession", request, pb.OpenSessionReply), image_encoding))
+
+    def call(self, name: str, request: Message, reply: type[R]) -> R:
+        """One unary call, with the server's typed errors."""
+        call = self._calls.get(name)
+        if call is None:
+            call = self._calls[name] = self._channel.unary_unary(
+                channel.method(name),
+                request_serializer=type(request).SerializeToString,
+                response_deserializer=reply.FromString,
+            )
+        try:
+            answer: R = call(request, timeout=self._timeout_s)
+        except grpc.RpcError as error:
+            raise channel.typed(error, self.address) from None
+        return answer
+
+
+class Session:
+    """One session, for one thread at a time. As a context manager it closes itself."""
+
+    def __init__(self, client: Client, book_: book.Book) -> None:
+        self._client = client
+        self._book = book_
+        self._closed = False
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        try:
+            self.close()
+        except OmniLoopError as error:
+            if kind is None:
+                raise
+            # The error under way is the one to see; the server frees the session when it has been silent.
+            log.warning("closing session %s: %s", self.id, error.text)
+
+    @property
+    def id(self) -> str:
+        return self._book.ref.session
+
+    @property
+    def spec(self) -> SessionSpec:
+        return self._book.spec
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Observation keys to send, chosen when the session was opened."""
+        return self._book.keys
+
+    @property
+    def epoch(self) -> int:
+        return self._book.epoch
+
+    @property
+    def seed(self) -> int:
+        return self._book.seed
+
+    def infer(
+        self,
+        arrays: Mapping[str, ArrayLike],
+        step: int,
+        *,
+        executed: ArrayLike | None = None,
+        frames: int = 0,
+        deadline_ms: float = 0.0,
+        captured_ns: int = 0,
+    ) -> TickResult:
+        """A real observation in, an action chunk out. ``arrays`` are the session's keys, of the spec's dtype:
+        nothing is cast. ``executed float32[k, action_dim]`` since the observation before; None: the first
+        (step - previous step) rows of the last chunk. ``frames``: predicted frames wanted besides."""
+        observation = self._book.infer(arrays, step, executed, frames, deadline_ms, captured_ns)
+        request = pb.InferRequest(session=self._book.ref, observation=observation)
+        return self._book.read(self._client.call("Infer", request, pb.TickReply))
+
+    def predict(self, actions: ArrayLike | None = None, *, steps: int = 0, deadline_ms: float = 0.0) -> TickResult:
+        """Frames that follow from ``actions float32[n, action_dim]``, or the next ``steps`` imagined ones."""
+        request = self._book.predict(actions, steps, deadline_ms)
+        return self._book.read(self._client.call("Predict", request, pb.TickReply))
+
+    def recondition(
+        self,
+        arrays: Mapping[str, ArrayLike],
+        *,
+        executed: ArrayLike | None = None,
+        first_step: int = 0,
+        deadline_ms: float = 0.0,
+    ) -> TickResult:
+        """Real steps replace imagined ones from ``first_step`` on. ``arrays`` have a leading axis of n steps;
+        ``executed`` are n rows, or n - 1 when the first step has no predecessor."""
+        request = self._book.recondition(arrays, executed, first_step, deadline_ms)
+        return self._book.read(self._client.call("Recondition", request, pb.TickReply))
+
+    def reset(self, *, seed: int | None = None, prompt: str | None = None) -> int:
+        """Begin a new episode; the new epoch. None keeps the seed or the prompt."""
+        return self._book.read_reset(self._client.call("Reset", self._book.reset(seed, prompt), pb.ResetReply))
+
+    def close(self) -> None:
+        """Free everything of the session. Closing twice does nothing."""
+        if not self._closed:
+            self._client.call("Close", pb.CloseRequest(session=self._book.ref), pb.CloseReply)
+            self._closed = True

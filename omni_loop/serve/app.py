@@ -1,0 +1,162 @@
+"""A server from start to drain: bind, load, serve, and end without losing a tick in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from ..errors import ConfigError, Reason, ServerUnavailable
+from ..wire.codec import Limits
+from .health import Health
+from .service import SERVICE, LoopService
+
+if TYPE_CHECKING:
+    from ..config import Deployment
+    from ..loop.orchestrator import Orchestrator
+
+log = logging.getLogger(__name__)
+GRACE_S = 5.0
+MIN_PING_MS = 10_000  # clients may ping this often; ours do half as often
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+Start = Callable[["Deployment"], Awaitable["Orchestrator"]]
+
+
+async def run(
+    deployment: Deployment, on_ready: Callable[[str], None] | None = None, *, start: Start | None = None
+) -> None:
+    """Serve until SIGTERM or SIGINT, then drain. ``on_ready`` hears the address once every stage has run.
+
+    Raises:
+        ServerUnavailable: (port busy) the port is taken.
+        ConfigError: a bind that is not loopback.
+        OmniLoopError: a stage could not be built or warmed up.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, stop.set)
+    try:
+        await serve_until(stop, deployment, on_ready, start=start)
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+async def serve_until(
+    stop: asyncio.Event,
+    deployment: Deployment,
+    on_ready: Callable[[str], None] | None = None,
+    *,
+    start: Start | None = None,
+) -> None:
+    """As :func:`run`, until ``stop`` is set, which also ends a start that is under way."""
+    server = Server(deployment, start)
+    starting = asyncio.create_task(server.start())
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            address = starting.result()
+            if on_ready is not None:
+                on_ready(address)
+            await stopping
+    finally:
+        starting.cancel()
+        stopping.cancel()
+        await asyncio.gather(starting, stopping, return_exceptions=True)  # raised above, or cancelled here
+        await server.stop()
+
+
+class Server:
+    """One deployment on one port. ``start`` builds the orchestrator (default: ``Orchestrator.start``)."""
+
+    def __init__(self, deployment: Deployment, start: Start | None = None) -> None:
+        self.deployment = deployment
+        self.address = ""
+        self.service = LoopService(_limits(deployment))
+        self._start = start or _start_orchestrator
+        self._health = Health(self.service)
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> str:
+        """The address, once every stage has run. The port is taken first, so that a busy one is known before
+        anything is loaded; meanwhile health says NOT_SERVING. Raises as :func:`run` does."""
+        server = grpc.aio.server(options=_options(self.service.limits))
+        server.add_generic_rpc_handlers((self.service.handler(),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        self.address = _bind(server, self.deployment.listen.host, self.deployment.listen.port)
+        self._server = server
+        await server.start()
+        log.info("listening on %s, loading", self.address)
+        self.service.orchestrator = await self._start(self.deployment)
+        await self._health.refresh()
+        log.info("serving on %s", self.address)
+        return self.address
+
+    async def stop(self, grace_s: float = GRACE_S) -> None:
+        """Refuse new sessions, tell the streams, let ticks in flight finish within ``grace_s``, end everything."""
+        await self._health.enter_graceful_shutdown()
+        self.service.drain()
+        if self._server is not None:
+            await self._server.stop(grace_s)
+        if self.service.orchestrator is not None:
+            await self.service.orchestrator.stop(grace_s)
+        self.service.close()
+
+
+async def _start_orchestrator(deployment: Deployment) -> Orchestrator:
+    from ..loop.orchestrator import Orchestrator
+
+    return await Orchestrator.start(deployment)
+
+
+def _limits(deployment: Deployment) -> Limits:
+    return Limits(**{name: getattr(deployment.limits, name) for name in Limits.__slots__})
+
+
+def _options(limits: Limits) -> list[tuple[str, int]]:
+    return [
+        ("grpc.so_reuseport", 0),  # else a second server shares the port and nobody notices
+        ("grpc.max_receive_message_length", limits.max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_MS),
+    ]
+
+
+def _bind(server: grpc.aio.Server, host: str, port: int) -> str:
+    if host not in LOOPBACK:
+        raise ConfigError(f"refusing to listen on {host!r} without a token or TLS; take one of {', '.join(LOOPBACK)}")
+    shown = f"[{host}]" if ":" in host else host
+    try:
+        bound = server.add_insecure_port(f"{shown}:{port}")
+    except RuntimeError:
+        bound = 0
+    if bound == 0:
+        raise _why_not(host, shown, port)
+    return f"{shown}:{bound}"
+
+
+def _why_not(host: str, shown: str, port: int) -> ServerUnavailable:
+    """gRPC does not say why it could not bind; the operating system does."""
+    busy = ServerUnavailable(f"port {port} on {host} is busy; take another, or 0 for any", reason=Reason.PORT_BUSY)
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            return ServerUnavailable(f"cannot listen on {shown}:{port}: {error.strerror}", retryable=False)
+    return busy

@@ -1,0 +1,305 @@
+"""The gRPC service over the orchestrator: bytes in, checked values to the orchestrator, bytes out.
+
+One observation: raw bytes -> :mod:`..wire.codec` -> ``Orchestrator.tick`` -> codec -> bytes. Handlers take raw
+bytes, so that a message that does not parse is answered like any other bad input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from ..errors import InvalidInput, OmniLoopError, Reason, ServerUnavailable, UnknownName, Unsupported, nearest
+from ..loop.request import SessionInfo, TickRequest
+from ..types import Op, SessionSpec, TickResult
+from ..wire import codec
+from ..wire import loop_pb2 as pb
+from .refusal import Context, public, refuse
+from .stream import Connection
+
+if TYPE_CHECKING:
+    from ..loop.orchestrator import OnPart, Orchestrator
+
+SERVICE = pb.DESCRIPTOR.services_by_name["Loop"].full_name
+# Above this, parsing and decoding leave the event loop; below it a thread costs more than the work.
+INLINE_BYTES = 256 << 10
+MAX_OPTIONS = 32
+
+P = ParamSpec("P")
+T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+
+
+class LoopService:
+    """``omni_loop.v1.Loop``. Before :attr:`orchestrator` is set every session call is refused as not ready."""
+
+    def __init__(self, limits: codec.Limits) -> None:
+        self.limits = limits
+        self.orchestrator: Orchestrator | None = None
+        self.draining = False
+        self._streams: dict[str, Connection] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._decoders = ThreadPoolExecutor(1, "decode")
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """What a ``grpc.aio`` server adds."""
+        table: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "GetServerInfo": self._unary(pb.GetServerInfoRequest, self._server_info),
+            "OpenSession": self._unary(pb.OpenSessionRequest, self._open),
+            "Infer": self._unary(pb.InferRequest, self._infer),
+            "Predict": self._unary(pb.PredictRequest, self._predict),
+            "Recondition": self._unary(pb.ReconditionRequest, self._recondition),
+            "Reset": self._unary(pb.ResetRequest, self._reset),
+            "Close": self._unary(pb.CloseRequest, self._close),
+            "Stream": grpc.stream_stream_rpc_method_handler(self._stream),
+        }
+        return grpc.method_handlers_generic_handler(SERVICE, table)
+
+    def drain(self) -> None:
+        """Refuse new sessions; streams are told, and end when their ticks in flight are answered."""
+        self.draining = True
+        for stream in tuple(self._streams.values()):
+            stream.drain()
+
+    def close(self) -> None:
+        self._decoders.shutdown(wait=False)
+
+    @property
+    def core(self) -> Orchestrator:
+        if self.orchestrator is None:
+            raise ServerUnavailable("the server is still loading; ask again in a moment", reason=Reason.BUSY)
+        return self.orchestrator
+
+    # Shared with streams ---------------------------------------------------------------------------------
+
+    def info(self, ref: pb.SessionRef) -> SessionInfo:
+        """The session, for whoever holds its token. Raises :class:`UnknownSession`."""
+        return self.core.session(ref.session, ref.resume_token)
+
+    def epoch(self, ref: pb.SessionRef) -> int:
+        """Present epoch of the session; 0 for an unknown one."""
+        try:
+            return self.info(ref).epoch
+        except OmniLoopError:
+            return 0
+
+    async def off_loop(self, heavy: bool, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """``function(...)``, on the decoding thread when it is ``heavy``."""
+        if not heavy:
+            return function(*args, **kwargs)
+        call = asyncio.get_running_loop().run_in_executor(self._decoders, lambda: function(*args, **kwargs))
+        return await call
+
+    async def parse(self, kind: type[M], raw: bytes) -> M:
+        return await self.off_loop(len(raw) > INLINE_BYTES, codec.parse, kind, raw, self.limits)
+
+    async def infer_request(self, info: SessionInfo, message: pb.Observation, nbytes: int) -> TickRequest:
+        heavy = nbytes > INLINE_BYTES or _has_images(message.arrays)
+        observation = await self.off_loop(
+            heavy, codec.decode_observation, message, info.spec, info.observation_keys, self.limits
+        )
+        return TickRequest(
+            session=info.id,
+            token=info.token,
+            seq=observation.seq,
+            op=Op.INFER,
+            step=observation.step,
+            arrays=observation.arrays,
+            executed=observation.executed,
+            frames=observation.frames,
+            deadline_ms=observation.deadline_ms,
+        )
+
+    async def predict_request(self, info: SessionInfo, message: pb.PredictRequest, nbytes: int) -> TickRequest:
+        heavy = nbytes > INLINE_BYTES
+        predict = await self.off_loop(heavy, codec.decode_predict, message, info.spec, self.limits)
+        return TickRequest(
+            session=info.id,
+            token=info.token,
+            seq=predict.seq,
+            op=Op.PREDICT,
+            actions=predict.actions,
+            steps=predict.steps,
+            deadline_ms=predict.deadline_ms,
+        )
+
+    async def recondition_request(self, info: SessionInfo, message: pb.ReconditionRequest, nbytes: int) -> TickRequest:
+        heavy = nbytes > INLINE_BYTES
+        run = await self.off_loop(
+            heavy, codec.decode_recondition, message, info.spec, info.observation_keys, self.limits
+        )
+        return TickRequest(
+            session=info.id,
+            token=info.token,
+            seq=run.seq,
+            op=Op.RECONDITION,
+            step=run.first_step,
+            arrays=run.arrays,
+            executed=run.executed,
+            deadline_ms=run.deadline_ms,
+        )
+
+    async def tick(self, request: TickRequest, on_part: OnPart | None = None) -> TickResult:
+        """Run one tick to its end even if the caller goes away meanwhile: its answer is kept for a repeat."""
+        return await asyncio.shield(self._spawn(self.core.tick(request, on_part)))
+
+    async def reset(self, request: pb.ResetRequest, info: SessionInfo) -> pb.ResetReply:
+        prompt = request.prompt if request.HasField("prompt") else None
+        if prompt is not None:
+            _check_prompt(info.spec, prompt, self.limits)
+        seed = request.seed if request.HasField("seed") else None
+        reset = self._spawn(self.core.reset(info.id, info.token, seed, prompt))
+        return pb.ResetReply(epoch=await asyncio.shield(reset))
+
+    async def encode(self, result: TickResult) -> pb.TickReply:
+        heavy = result.frames is not None and result.frames.frames.nbytes > INLINE_BYTES
+        return await self.off_loop(heavy, codec.encode_result, result)
+
+    # Calls -----------------------------------------------------------------------------------------------
+
+    def _unary(
+        self, kind: type[M], method: Callable[[M, int], Awaitable[Message]]
+    ) -> grpc.RpcMethodHandler[bytes, bytes]:
+        async def call(raw: bytes, context: Context) -> bytes:
+            message: M | None = None
+            try:
+                message = await self.parse(kind, raw)
+                reply = await method(message, len(raw))
+                return reply.SerializeToString()
+            except Exception as error:
+                refusal = public(error, kind.DESCRIPTOR.name.removesuffix("Request"))
+            ref = getattr(message, "session", None)
+            await refuse(context, refusal, self.epoch(ref) if isinstance(ref, pb.SessionRef) else 0)
+
+        return grpc.unary_unary_rpc_method_handler(call)
+
+    async def _server_info(self, request: pb.GetServerInfoRequest, nbytes: int) -> pb.GetServerInfoReply:
+        core = self.orchestrator
+        return pb.GetServerInfoReply(
+            version=_version(),
+            protocol=pb.DESCRIPTOR.package,
+            pipelines=[] if core is None else [codec.encode_spec(spec) for spec in core.specs.values()],
+            limits=codec.encode_limits(self.limits),
+            ready=core is not None and core.ready and not self.draining,
+        )
+
+    async def _open(self, request: pb.OpenSessionRequest, nbytes: int) -> pb.OpenSessionReply:
+        core = self.core
+        if self.draining:
+            raise ServerUnavailable("the server is about to stop and opens no sessions", reason=Reason.DRAINING)
+        spec = _wanted_spec(request, core.specs)
+        _check_prompt(spec, request.prompt, self.limits)
+        if len(request.options) > MAX_OPTIONS:
+            raise InvalidInput(f"{len(request.options)} options; at most {MAX_OPTIONS} are taken")
+        self.limits.check_count(len(request.observation_keys))
+        opening = self._spawn(
+            core.open(
+                spec.pipeline,
+                request.seed if request.HasField("seed") else None,
+                request.prompt,
+                codec.choose_keys(spec, request.observation_keys),
+                dict(request.options),
+            )
+        )
+        try:
+            info = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            self._spawn(self._abandon(core, opening))
+            raise
+        return pb.OpenSessionReply(
+            session=info.id,
+            resume_token=info.token,
+            epoch=info.epoch,
+            seed=info.seed,
+            spec=codec.encode_spec(info.spec),
+            observation_keys=info.observation_keys,
+        )
+
+    async def _abandon(self, core: Orchestrator, opening: asyncio.Task[SessionInfo]) -> None:
+        """The client left while its session was opened: nobody will ever know its id."""
+        try:
+            info = await opening
+            await core.close(info.id, info.token)
+        except OmniLoopError as error:
+            public(RuntimeError(error.text), "closing an abandoned session")
+
+    async def _infer(self, request: pb.InferRequest, nbytes: int) -> pb.TickReply:
+        info = self.info(request.session)
+        return await self.encode(await self.tick(await self.infer_request(info, request.observation, nbytes)))
+
+    async def _predict(self, request: pb.PredictRequest, nbytes: int) -> pb.TickReply:
+        info = self.info(request.session)
+        return await self.encode(await self.tick(await self.predict_request(info, request, nbytes)))
+
+    async def _recondition(self, request: pb.ReconditionRequest, nbytes: int) -> pb.TickReply:
+        info = self.info(request.session)
+        return await self.encode(await self.tick(await self.recondition_request(info, request, nbytes)))
+
+    async def _reset(self, request: pb.ResetRequest, nbytes: int) -> pb.ResetReply:
+        return await self.reset(request, self.info(request.session))
+
+    async def _close(self, request: pb.CloseRequest, nbytes: int) -> pb.CloseReply:
+        info = self.info(request.session)
+        await asyncio.shield(self._spawn(self.core.close(info.id, info.token)))
+        return pb.CloseReply()
+
+    async def _stream(self, requests: AsyncIterable[bytes], context: Context) -> None:
+        connection = Connection(self, context)
+        incoming = aiter(requests)
+        try:
+            ref = await connection.attach(incoming)
+            older, self._streams[ref.session] = self._streams.get(ref.session), connection
+            if older is not None:
+                older.fence()
+            try:
+                await connection.serve(incoming)
+            finally:
+                if self._streams.get(ref.session) is connection:
+                    del self._streams[ref.session]
+            return
+        except Exception as error:
+            refusal = public(error, "Stream")
+        await refuse(context, refusal, connection.epoch)
+
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _wanted_spec(request: pb.OpenSessionRequest, specs: Mapping[str, SessionSpec]) -> SessionSpec:
+    spec = specs.get(request.pipeline)
+    if spec is None:
+        name = request.pipeline[:64]
+        raise UnknownName(f"no pipeline {name!r} is served.{nearest(name, specs)}")
+    if request.spec_digest and request.spec_digest != spec.digest:
+        raise InvalidInput(
+            f"pipeline {spec.pipeline!r} has another spec here (digest {spec.digest[:12]}...) than the client expects",
+            reason=Reason.BAD_SPEC,
+        )
+    return spec
+
+
+def _check_prompt(spec: SessionSpec, prompt: str, limits: codec.Limits) -> None:
+    if prompt and not spec.prompt:
+        raise Unsupported(f"pipeline {spec.pipeline!r} reads no prompt")
+    limits.check_prompt(prompt)
+
+
+def _has_images(arrays: Mapping[str, pb.Tensor]) -> bool:
+    return any(tensor.encoding != pb.ENCODING_RAW for tensor in arrays.values())
+
+
+def _version() -> str:
+    try:
+        return metadata.version("omni-loop")
+    except metadata.PackageNotFoundError:
+        return "unknown"
