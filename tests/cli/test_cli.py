@@ -1,0 +1,121 @@
+"""The command line from outside: exit codes, one red line, help."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omni_loop import registry
+from omni_loop.cli import main
+from omni_loop.errors import ConfigError
+
+
+class Ran:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> object:
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: str) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["omni-loop", *arguments])
+        code: object = 0
+        try:
+            main()
+        except SystemExit as e:
+            code = e.code or 0
+        assert isinstance(code, int)
+        return Ran(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def busy_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_help_names_every_command(run) -> None:
+    ran = run("--help")
+    assert ran.code == 0
+    for command in ("serve", "demo", "eval", "train", "bench", "check"):
+        assert f" {command} " in ran.out
+    assert "Not available" not in ran.out
+
+
+@pytest.mark.parametrize("command", ["serve", "demo", "eval", "train", "bench", "check"])
+def test_every_command_has_help(run, command: str) -> None:
+    ran = run(command, "--help")
+    assert ran.code == 0
+    assert f"omni-loop {command}" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["serve", "psht"], "no shipped deployment is called 'psht'. Did you mean 'pusht'?"),
+        (["serve", "pusht", "--port", "70000"], "port: Input should be less than or equal to 65535"),
+        (["serve", "pusht", "--host", "0.0.0.0"], "not a loopback address"),
+        (["serve", "nowhere/x.yaml"], "cannot read nowhere/x.yaml"),
+        (["train", "codek"], "no part is called 'codek'. Did you mean 'codec'?"),
+        (["train", "codec", "--recipe", "nowhere/x.yaml"], "cannot read nowhere/x.yaml"),
+    ],
+)
+def test_what_a_user_got_wrong_is_one_line(run, arguments: list[str], text: str) -> None:
+    ran = run(*arguments)
+    assert ran.code == 2
+    assert ran.err.startswith("error: ")
+    assert ran.err.count("\n") == 1
+    assert text in ran.err
+
+
+def test_a_wrong_key_in_a_recipe_is_named(run, tmp_path: Path) -> None:
+    recipe = tmp_path / "x.yaml"
+    recipe.write_text("stepps: 3\nbatch: 2\nlr: 0.1\ndemos: pusht\n")
+    ran = run("train", "codec", "--recipe", str(recipe))
+    assert ran.code == 2
+    assert "unknown key 'stepps'. Did you mean 'steps'?" in ran.err
+
+
+def test_unknown_commands_are_answered_with_the_nearest(run) -> None:
+    ran = run("serv")
+    assert ran.code == 2
+    assert "Did you mean 'serve'?" in ran.err
+
+
+def test_a_busy_port_is_said_before_anything_is_loaded(run, busy_port: int) -> None:
+    ran = run("serve", "pusht", "--port", str(busy_port))
+    assert ran.code == 2
+    assert f"port {busy_port} on 127.0.0.1 is busy" in ran.err
+    assert "serving" not in ran.out
+
+
+def test_a_missing_extra_is_named(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "typer", None)
+    monkeypatch.delitem(sys.modules, "omni_loop.cli.app", raising=False)
+    ran = run("--help")
+    assert ran.code == 2
+    assert ran.err == "error: needs the package typer, which is not installed: install omni-loop[serve]\n"
+
+
+def test_a_command_that_cannot_be_loaded_does_not_hide_the_others(run) -> None:
+    def load(group: str, name: str) -> object:
+        raise ConfigError("bench is broken")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "load", load)
+        ran = run("--help")
+        assert ran.code == 0
+        assert " serve " in ran.out
+        assert run("bench").err == "error: bench is broken\n"
+
+
+def test_version(run) -> None:
+    assert run("--version").out.startswith("omni-loop 0.")

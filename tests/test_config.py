@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omni_loop import config, registry
+from omni_loop.config import Deployment, Limits, RunnerConfig, load_deployment, parse, shipped, validate
+from omni_loop.errors import ConfigError, OmniLoopError, UnknownName
+from omni_loop.wire.limits import Limits as WireLimits
+
+ONE: dict[str, Any] = {"pipelines": ["p"]}
+
+
+@pytest.mark.parametrize("name", shipped("serve"))
+def test_shipped_deployments_are_valid_and_name_registered_pipelines(name: str) -> None:
+    assert set(load_deployment(name).pipelines) <= set(registry.names(registry.PIPELINES))
+
+
+@pytest.mark.parametrize(
+    ("extra", "text"),
+    [
+        ({"limit": {}}, "unknown key 'limit'. Did you mean 'limits'?"),
+        ({"limits": {"max_session": 3}}, "unknown key 'limits.max_session'. Did you mean 'max_sessions'?"),
+        ({"runners": [{"name": "a", "thread": 2}]}, "unknown key 'runners[0].thread'. Did you mean 'threads'?"),
+        ({"runners": [{"name": "a", "threads": "2"}]}, "runners[0].threads: Input should be a valid integer"),
+        ({"runners": [{"name": "a", "placement": "proces"}]}, "runners[0].placement: Input should be 'thread'"),
+        ({"runners": []}, "at least one must be named"),
+        ({"pipelines": ["p", "p"]}, "pipeline 'p' is named twice"),
+        ({"runners": [{"name": "a"}, {"name": "a"}]}, "runner 'a' is named twice"),
+        ({"listen": {"host": "0.0.0.0"}}, "listen.host: '0.0.0.0' is not a loopback address"),
+        ({"listen": {"port": 65536}}, "listen.port: Input should be less than or equal to 65535"),
+        ({"stage_options": {"act": {"steps": [1]}}}, "stage_options.act.steps: wanted text, a number or true/false"),
+        ({"runners": [{"name": "a", "placement": "process", "connector": "local"}]}, "does not leave a process"),
+    ],
+)
+def test_what_is_wrong_is_named_with_the_nearest_right(extra: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate(Deployment, ONE | extra, "x.yaml")
+    assert caught.value.text.startswith("x.yaml: ")
+    assert text in caught.value.text
+
+
+def test_several_mistakes_are_told_together() -> None:
+    with pytest.raises(ConfigError, match=r"'lisen'.*'runers'"):
+        validate(Deployment, ONE | {"lisen": {}, "runers": []}, "x")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("a: 1\na: 2", "'a' stands twice"),
+        ("a: [1\nb: 2", r"\(line 2\)"),
+        ("- a", "wanted keys and values, not list"),
+        ("", "wanted keys and values, not NoneType"),
+        ("a: \x00", "not YAML"),
+        ("a: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
+    ],
+)
+def test_bad_yaml_is_refused(text: str, error: str) -> None:
+    with pytest.raises(ConfigError, match=f"^f: .*{error}"):
+        parse(text, "f")
+
+
+def test_values_json_does_not_know_are_refused() -> None:
+    with pytest.raises(ConfigError, match="date is not JSON serializable"):
+        validate(Deployment, parse("pipelines: [p]\nlisten: 2026-01-01", "f"), "f")
+
+
+def test_a_file_is_read_by_path_and_a_shipped_one_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("pipelines: [p]\nlisten: {port: 7}\n")
+    assert load_deployment(path).listen.port == 7
+    assert load_deployment(str(path)) == load_deployment(path)
+    with pytest.raises(UnknownName, match=r"no shipped deployment is called 'push'\. Did you mean 'pusht'\?"):
+        load_deployment("push")
+    with pytest.raises(ConfigError, match="No such file"):
+        load_deployment(tmp_path / "none.yaml")
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load_deployment(path)
+
+
+def deployment(**runners: list[str]) -> Deployment:
+    return Deployment(
+        pipelines=("p",), runners=tuple(RunnerConfig(name=n, stages=tuple(s)) for n, s in runners.items())
+    )
+
+
+def test_placement_gives_every_stage_one_runner() -> None:
+    stages = ["p/context", "p/act", "p/frames"]
+    assert deployment(a=["*"], b=["p/frames"]).place(stages) == {"p/frames": "b", "p/context": "a", "p/act": "a"}
+    assert set(deployment(a=["*"]).place(stages).values()) == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("runners", "text"),
+    [
+        ({"a": ["p/fraems", "*"]}, r"no stage is called 'p/fraems'\. Did you mean 'p/frames'\?"),
+        ({"a": ["p/act"], "b": ["p/act", "*"]}, "'p/act' is in runners 'a' and 'b'"),
+        ({"a": ["*"], "b": ["*"]}, r"both take '\*'"),
+        ({"a": ["p/act"]}, "no runner takes the stage 'p/frames'"),
+    ],
+)
+def test_wrong_placements_are_refused(runners: dict[str, list[str]], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        deployment(**runners).place(["p/act", "p/frames"])
+
+
+def test_limits_are_those_of_the_wire() -> None:
+    assert Limits().model_dump() == asdict(WireLimits())
+
+
+@pytest.mark.parametrize("folder", ["serve", "eval", "train"])
+def test_every_kind_of_file_has_shipped_ones(folder: str) -> None:
+    assert config.shipped(folder)
+
+
+def test_errors_are_typed() -> None:
+    assert issubclass(ConfigError, OmniLoopError)
