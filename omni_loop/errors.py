@@ -140,6 +140,12 @@ class Exhausted(OmniLoopError):
     code, reason, retryable = Code.RESOURCE_EXHAUSTED, Reason.OUT_OF_BLOCKS, True
 
 
+class DeadlineExceeded(OmniLoopError):
+    """The request's deadline passed; the tick was undone."""
+
+    code, reason, retryable = Code.DEADLINE_EXCEEDED, Reason.EXPIRED, True
+
+
 class StageFailed(OmniLoopError):
     """A stage raised; the tick was rolled back and the session is as after its last commit."""
 
@@ -173,6 +179,7 @@ _BY_CODE: dict[Code, type[OmniLoopError]] = {
     Code.NOT_FOUND: UnknownName,
     Code.FAILED_PRECONDITION: StateError,
     Code.RESOURCE_EXHAUSTED: Exhausted,
+    Code.DEADLINE_EXCEEDED: DeadlineExceeded,
     Code.UNAVAILABLE: ServerUnavailable,
     Code.INTERNAL: StageFailed,
 }
@@ -180,7 +187,7 @@ _BY_REASON: dict[Reason, type[OmniLoopError]] = {
     kind.reason: kind
     for kind in (
         *(TensorError, ConfigError, UnknownName, UnknownSession, Unsupported, MissingExtra, CheckpointError),
-        *(StateError, Exhausted, StageFailed, PayloadError, ServerUnavailable, InvalidInput),
+        *(StateError, Exhausted, DeadlineExceeded, StageFailed, PayloadError, ServerUnavailable, InvalidInput),
     )
 }
 _BY_REASON[Reason.PAYLOAD_CORRUPT] = PayloadError

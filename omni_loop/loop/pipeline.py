@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ..types import Op, SessionSpec, StageKind
 from ..messages import PayloadKind, Scalar
+from ..types import Op, SessionSpec, StageKind
 
 CLIENT = "client"  # the source of edges that carry what the client sent
 

@@ -1,0 +1,102 @@
+"""A seq under way: who waits for it, what it has answered, and how it ends early."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from ..errors import DeadlineExceeded, OmniLoopError, Reason, StateError
+from ..types import TickResult
+from .graph import CompiledPlan
+from .request import TickRequest
+
+OnPart = Callable[[TickResult], None]
+Leave = Callable[["Flight", OmniLoopError], None]
+_log = logging.getLogger(__name__)
+
+
+class Flight:
+    """Callers share one result. ``part`` is the committed answer while something still runs besides it."""
+
+    def __init__(self, request: TickRequest, plan: CompiledPlan, arrived: float) -> None:
+        loop = asyncio.get_running_loop()
+        self.request, self.plan = request, plan
+        self.arrived = self.began = arrived  # seconds on the server's clock
+        self.stop: asyncio.Future[OmniLoopError] = loop.create_future()  # ends the run at its next wait
+        self.sealed = False  # the commit was sent: from here on the tick cannot be undone
+        self.part: TickResult | None = None
+        self.waiters = 0
+        self.deadline: asyncio.TimerHandle | None = None
+        self._result: asyncio.Future[TickResult] = loop.create_future()
+        self._listeners: list[OnPart] = []
+
+    def arm(self, leave: Leave) -> None:
+        """Let the request's deadline end the flight."""
+        ms = self.request.deadline_ms
+        if ms > 0:
+            error = DeadlineExceeded(f"the deadline of {ms:g} ms has passed")
+            self.deadline = asyncio.get_running_loop().call_later(ms / 1e3, leave, self, error)
+
+    @property
+    def over(self) -> bool:
+        return self._result.done()
+
+    async def wait(self, on_part: OnPart | None, leave: Leave) -> TickResult:
+        """The result. The last caller to be cancelled ends the flight through ``leave``."""
+        self.waiters += 1
+        if on_part is not None:
+            self._listeners.append(on_part)
+            if self.part is not None:
+                self._tell(on_part, self.part)
+        try:
+            # Shielded: one caller's cancellation must not take the result from the others.
+            return await asyncio.shield(self._result)
+        except asyncio.CancelledError:
+            if self.waiters == 1:
+                leave(self, StateError("the caller went away", reason=Reason.CANCELLED, retryable=True))
+            raise
+        finally:
+            self.waiters -= 1
+            if on_part is not None:
+                self._listeners.remove(on_part)
+
+    def answer(self, part: TickResult, last: bool) -> None:
+        """The committed answer; ``last`` when nothing follows besides it."""
+        self.part = part
+        if last:
+            self.finish(part)
+        elif not self.over:
+            for listener in tuple(self._listeners):
+                self._tell(listener, part)
+
+    def finish(self, result: TickResult) -> None:
+        self._quiet()
+        if not self.over:
+            self._result.set_result(result)
+
+    def fail(self, error: OmniLoopError) -> None:
+        """End with ``error``; a committed answer stands, and only what was asked besides is lost."""
+        self._quiet()
+        if not self.stop.done():
+            self.stop.set_result(error)
+        if self.over:
+            return
+        if self.part is not None:
+            self._result.set_result(replace(self.part, frames_error=error))
+            return
+        self._result.set_exception(error)
+        self._result.exception()  # marks it as seen: with no caller left nobody else would
+
+    def _quiet(self) -> None:
+        if self.deadline is not None:
+            self.deadline.cancel()
+            self.deadline = None
+
+    def _tell(self, listener: OnPart, part: TickResult) -> None:
+        try:
+            listener(part)
+        except Exception:
+            # The listener is the server's; its fault must not end the tick for the other callers.
+            _log.exception("a listener of early answers failed")

@@ -1,0 +1,110 @@
+"""The runners of a deployment: built, started, pinged and stopped; and which runner has which stage."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from .. import registry
+from ..errors import ConfigError, nearest
+from .graph import CompiledPipeline, compile_pipeline
+from .pipeline import Pipeline
+from .tick import Route
+
+if TYPE_CHECKING:
+    from ..config import Deployment
+    from ..runner.handle import RunnerHandle
+
+
+class Pool:
+    """Started runners and the route of each pipeline through them. Replicas of a stage come later."""
+
+    def __init__(self, graphs: Iterable[CompiledPipeline], handles: Sequence[RunnerHandle]) -> None:
+        self._handles = tuple(handles)
+        self._by_stage = {stage: handle for handle in handles for stage in handle.stages}
+        self.routes: Mapping[str, Route] = {g.pipeline.name: self._route(g) for g in graphs}
+        self._stopped = False
+
+    @classmethod
+    async def start(cls, deployment: Deployment) -> Pool:
+        """Load the pipelines, place their stages, start every runner; what was started is stopped on failure."""
+        graphs = [await asyncio.to_thread(_load, name) for name in deployment.pipelines]
+        _check_stage_options(deployment, graphs)
+        pool = cls(graphs, _build(deployment, graphs))
+        outcomes = await asyncio.gather(*(h.start() for h in pool._handles), return_exceptions=True)
+        failures = [o for o in outcomes if isinstance(o, BaseException)]
+        if failures:
+            await pool.stop()
+            raise failures[0]
+        return pool
+
+    @property
+    def alive(self) -> bool:
+        """Every runner is."""
+        return not self._stopped and all(h.alive for h in self._handles)
+
+    async def ping(self) -> None:
+        """Through every runner's work loop."""
+        await asyncio.gather(*(h.ping() for h in self._handles))
+
+    async def stop(self) -> None:
+        """Stop every runner, then raise the first error there was."""
+        self._stopped = True
+        outcomes = await asyncio.gather(*(h.stop() for h in self._handles), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    def _route(self, graph: CompiledPipeline) -> Route:
+        name = graph.pipeline.name
+        handles = {}
+        for stage in graph.pipeline.stages:
+            full = f"{name}/{stage.name}"
+            if full not in self._by_stage:
+                raise ConfigError(f"no runner has the stage {full!r}.{nearest(full, self._by_stage)}")
+            handles[stage.name] = self._by_stage[full]
+        return Route(graph, handles)
+
+
+def _load(name: str) -> CompiledPipeline:
+    pipeline = registry.load(registry.PIPELINES, name)
+    if not isinstance(pipeline, Pipeline):
+        raise ConfigError(f"pipeline {name!r} is registered as {type(pipeline).__name__}, expected Pipeline")
+    return compile_pipeline(pipeline)
+
+
+def _check_stage_options(deployment: Deployment, graphs: Sequence[CompiledPipeline]) -> None:
+    factories = {stage.factory for graph in graphs for stage in graph.pipeline.stages}
+    for factory in deployment.stage_options:
+        if factory not in factories:
+            raise ConfigError(f"stage_options names no stage factory in use: {factory!r}.{nearest(factory, factories)}")
+
+
+def _build(deployment: Deployment, graphs: Sequence[CompiledPipeline]) -> list[RunnerHandle]:
+    # Runners bring torch, which this package never imports before a server is really started.
+    from ..connect.shm import ShmConnector
+    from ..runner.local import LocalRunner
+    from ..runner.process import ProcessRunner
+    from ..runner.runner import RunnerSettings, StageEntry
+    from ..runner.state import Budget
+
+    entries: dict[str, StageEntry] = {}
+    for graph in graphs:
+        for stage, full in zip(graph.pipeline.stages, graph.stages, strict=True):
+            options = {**stage.options, **deployment.stage_options.get(stage.factory, {})}
+            entries[full] = (full, stage.factory, options)
+    placed = deployment.place(entries)
+    budget = Budget(deployment.limits.max_sessions, deployment.pools.budget_bytes, deployment.pools.blocks)
+    handles: list[RunnerHandle] = []
+    for runner in deployment.runners:
+        stages = [entry for full, entry in entries.items() if placed[full] == runner.name]
+        if not stages:
+            raise ConfigError(f"runner {runner.name!r} has no stage left to run; leave it out")
+        settings = RunnerSettings(runner.threads, runner.device, budget)
+        if runner.placement == "process":
+            handles.append(ProcessRunner(runner.name, stages, settings))
+        else:
+            connector = ShmConnector() if runner.connector == "shm" else None
+            handles.append(LocalRunner(runner.name, stages, settings, connector))
+    return handles

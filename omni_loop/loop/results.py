@@ -1,0 +1,81 @@
+"""From payloads to what a client reads. Nothing that is not finite or not as the spec says leaves the server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import Reason, StageFailed, nearest
+from ..stage import Payload
+from ..types import ActionChunk, FramePrediction, Progress, SessionSpec
+
+
+def read_chunk(payload: Payload, spec: SessionSpec, seq: int, step: int, epoch: int) -> ActionChunk:
+    """``actions float32[horizon, action_dim]`` within the spec's range; StageFailed (BAD_OUTPUT) otherwise."""
+    actions = _array(payload, "actions")
+    _expect("actions", actions, "float32", (spec.horizon, *spec.action.shape))
+    _finite("actions", actions)
+    low, high = spec.action.low, spec.action.high
+    if low is not None and actions.min() < low:
+        raise _bad(f"an action of {actions.min():g}{_unit(spec)} is below the spec's {low:g}")
+    if high is not None and actions.max() > high:
+        raise _bad(f"an action of {actions.max():g}{_unit(spec)} is above the spec's {high:g}")
+    return ActionChunk(seq, step, actions, epoch, str(payload.meta.get("revision", "")))
+
+
+def read_frames(payload: Payload, spec: SessionSpec, seq: int, first: int, epoch: int, count: int) -> FramePrediction:
+    """``frames uint8[count, h, w, 3]`` and maybe ``scene float32[count, points, 2]``."""
+    frames = _array(payload, "frames")
+    if spec.frame is None:  # the graph was checked against the spec
+        raise _bad("frames from a pipeline whose spec has none")
+    _expect("frames", frames, "uint8", (count, *spec.frame.shape))
+    scene = None
+    if "scene" in payload.arrays:
+        scene = _array(payload, "scene")
+        _expect("scene", scene, "float32", (count, -1, 2))
+        _finite("scene", scene)
+    return FramePrediction(seq, first, frames, epoch, scene)
+
+
+def read_progress(payload: Payload, seq: int, step: int, epoch: int) -> Progress:
+    """``progress`` and ``done``, scalars in 0..1. A stage that judged another step says so in ``meta['step']``."""
+    at = int(payload.meta.get("step", step))
+    return Progress(seq, at, _share(payload, "progress"), _share(payload, "done"), epoch)
+
+
+def _share(payload: Payload, name: str) -> float:
+    array = _array(payload, name)
+    if array.size != 1:
+        raise _bad(f"{name!r} has shape {list(array.shape)}, expected a scalar")
+    value = float(array.reshape(()))
+    if not 0.0 <= value <= 1.0:  # false for NaN too
+        raise _bad(f"{name!r} is {value:g}, expected 0..1")
+    return value
+
+
+def _array(payload: Payload, name: str) -> NDArray[Any]:
+    if name not in payload.arrays:
+        raise _bad(f"no array {name!r}.{nearest(name, payload.arrays)}")
+    return np.asarray(payload.arrays[name])
+
+
+def _expect(name: str, array: NDArray[Any], dtype: str, shape: tuple[int, ...]) -> None:
+    fits = array.ndim == len(shape) and all(e in (-1, d) for e, d in zip(shape, array.shape, strict=True))
+    if array.dtype != dtype or not fits:
+        got = f"{array.dtype}{list(array.shape)}"
+        raise _bad(f"{name!r} is {got}, expected {dtype}{list(shape)}")
+
+
+def _finite(name: str, array: NDArray[Any]) -> None:
+    if not np.isfinite(array).all():
+        raise _bad(f"{name!r} holds values that are not finite")
+
+
+def _unit(spec: SessionSpec) -> str:
+    return f" {spec.action.unit}" if spec.action.unit else ""
+
+
+def _bad(text: str) -> StageFailed:
+    return StageFailed(f"the model's output is not as the spec says: {text}", reason=Reason.BAD_OUTPUT)

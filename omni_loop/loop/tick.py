@@ -1,0 +1,241 @@
+"""One tick's traffic with the runners: inputs put, stages run as their inputs come, commit or discard, release."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..errors import OmniLoopError, Reason, StageFailed, StateError, nearest
+from ..messages import Commit, Discard, Done, PayloadKey, Receipt, ReleasePayloads, RunStage
+from ..stage import Payload
+from ..types import Timings
+from .graph import ACTIONS, CompiledPipeline, StageStep
+from .pipeline import CLIENT, Edge
+from .prepare import Work
+
+if TYPE_CHECKING:
+    from ..connect.base import Connector
+    from ..runner.handle import RunnerHandle
+
+_SHARED = ("shm",)  # backends whose receipts every connector of the same name can read, whoever put them
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A pipeline and the runner of each of its stages."""
+
+    graph: CompiledPipeline
+    handles: Mapping[str, RunnerHandle]  # by stage name within the pipeline
+
+    def runners(self, stages: Iterable[str] | None = None) -> dict[RunnerHandle, tuple[str, ...]]:
+        """Which of ``stages`` (None: all), by full name, each runner has."""
+        groups: dict[RunnerHandle, tuple[str, ...]] = {}
+        for stage in self.handles if stages is None else stages:
+            handle = self.handles[stage]
+            groups[handle] = (*groups.get(handle, ()), f"{self.graph.pipeline.name}/{stage}")
+        return groups
+
+    def forget(self, feedback: Mapping[str, Receipt]) -> None:
+        """Clean up payloads that were meant for a next tick."""
+        for edge, receipt in feedback.items():
+            self.handles[self.graph.fed_to[edge]].connector.cleanup(receipt.key)
+
+
+class TickRun:
+    """A tick under way. Runs groups of stages; each group is one transaction.
+
+    ``stop`` resolves to the error that ends the tick early (deadline, cancel, close).
+    """
+
+    def __init__(
+        self,
+        route: Route,
+        session: str,
+        epoch: int,
+        tick: int,
+        work: Work,
+        feedback: Mapping[str, Receipt],
+        stop: asyncio.Future[OmniLoopError],
+    ) -> None:
+        self._route, self._work, self._feedback, self._stop = route, work, feedback, stop
+        self._session, self._epoch, self._tick = session, epoch, tick
+        self._done: dict[str, Done] = {}  # outputs by stage
+        self._group: list[str] = []  # stages of the open transaction
+        self._running: dict[asyncio.Task[Done], StageStep] = {}
+        self._put: list[tuple[Connector, PayloadKey]] = []
+        self._model: dict[str, float] = {}  # milliseconds on the longest path up to and with a stage
+        self._queue: dict[str, float] = {}
+
+    async def run(self, steps: Sequence[StageStep]) -> None:
+        """Run ``steps``, each as soon as its inputs have receipts; independent ones overlap. Raises what the first
+        failing stage raised, or what ended the tick: then :meth:`discard` must follow."""
+        waiting = list(steps)
+        self._group = []
+        if self._stop.done():
+            raise self._stop.result()
+        while True:
+            ready = [s for s in waiting if s.after <= self._done.keys()]
+            for step in ready:
+                waiting.remove(step)
+                self._submit(step)
+            if not self._running:
+                return
+            awaited: list[asyncio.Future[Any]] = [self._stop, *self._running]
+            await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+            if self._stop.done():
+                raise self._stop.result()
+            for task in [t for t in self._running if t.done()]:
+                done = task.result()  # raises; what still runs is collected by discard
+                self._record(self._running.pop(task), done)
+
+    def gave(self, name: str) -> bool:
+        """Whether the stage of "stage.output" belongs to the open transaction."""
+        return name.partition(".")[0] in self._group
+
+    def output(self, name: str) -> Payload:
+        """The payload of "stage.output"; StageFailed when the stage did not give it."""
+        stage, _, output = name.partition(".")
+        done = self._done[stage]
+        if output not in done.outputs:
+            raise _missing(stage, output, done)
+        return self._route.handles[stage].connector.get(done.outputs[output])
+
+    async def commit(self) -> None:
+        """Make the open transaction permanent on every runner that took part."""
+        await self._each(Commit)
+
+    async def discard(self) -> None:
+        """Undo the open transaction. Waits for stages that still run: a runner cannot be interrupted."""
+        try:
+            if self._running:
+                await asyncio.wait(self._running)
+                for task, step in self._running.items():
+                    if task.exception() is None:  # others' errors: the first one already ended the tick
+                        self._record(step, task.result())
+        finally:
+            self._running = {}
+            await self._each(Discard)
+            for stage in self._group:
+                if stage in self._done:
+                    await self._release_outputs((stage,))
+            self._group = []
+
+    def feed(self, epoch: int) -> dict[str, Receipt]:
+        """Hand committed outputs of feedback edges to the next tick, which may belong to a later ``epoch``."""
+        payloads: list[tuple[Edge, Payload]] = []
+        for stage, done in self._done.items():
+            for edge in self._route.graph.feedback[stage]:
+                if edge.output in done.outputs:
+                    source = self._route.handles[stage].connector
+                    payloads.append((edge, source.get(done.outputs[edge.output])))
+        fed: dict[str, Receipt] = {}
+        for edge, payload in payloads:  # only now: the first put of a later epoch makes what lies there stale
+            key = PayloadKey(edge.name, self._session, epoch, self._tick)
+            fed[edge.name] = self._route.handles[edge.target].connector.put(key, payload)
+        return fed
+
+    async def release(self) -> None:
+        """Forget every payload of the tick."""
+        for connector, key in self._put:
+            connector.cleanup(key)
+        self._put = []
+        await self._release_outputs(tuple(self._done))
+
+    def timings(self, total_ms: float, queue_ms: float) -> Timings:
+        """``model`` counts the longest path, so that overlapping stages do not sum to more than the total."""
+        return Timings(
+            total_ms=total_ms,
+            model_ms=max(self._model.values(), default=0.0),
+            queue_ms=queue_ms + max(self._queue.values(), default=0.0),
+            stages_ms={stage: done.model_ms for stage, done in self._done.items()},
+        )
+
+    def _submit(self, step: StageStep) -> None:
+        handle = self._route.handles[step.name]
+        command = RunStage(
+            session=self._session,
+            epoch=self._epoch,
+            tick=self._tick,
+            stage=step.full,
+            op=self._work.op,
+            step=self._work.step,
+            inputs=self._inputs(step, handle),
+            params=self._work.params,
+        )
+        self._group.append(step.name)
+        self._running[asyncio.ensure_future(handle.submit(command))] = step
+
+    def _record(self, step: StageStep, done: Done) -> None:
+        sources = [e.source for e in step.inputs if e.source in self._done]
+        self._model[step.name] = done.model_ms + max((self._model[s] for s in sources), default=0.0)
+        self._queue[step.name] = done.queue_ms + max((self._queue[s] for s in sources), default=0.0)
+        self._done[step.name] = done
+
+    def _inputs(self, step: StageStep, handle: RunnerHandle) -> dict[str, Receipt]:
+        inputs: dict[str, Receipt] = {}
+        for edge in step.inputs:
+            receipt = self._input(edge, handle)
+            if receipt is not None:
+                inputs[edge.input] = receipt
+        return inputs
+
+    def _input(self, edge: Edge, handle: RunnerHandle) -> Receipt | None:
+        if edge.source == CLIENT:
+            payload = self._work.actions if edge.output == ACTIONS else self._work.observation
+            return None if payload is None else self._give(edge, payload, handle)
+        if edge.feedback:
+            fed = self._feedback.get(edge.name)
+            if fed is None and not edge.optional:
+                text = f"{self._work.op} continues from what {edge.source!r} gave in the tick before, and there is none"
+                raise StateError(text, reason=Reason.BAD_REQUEST)
+            return fed
+        done = self._done[edge.source]
+        receipt = done.outputs.get(edge.output)
+        if receipt is None:
+            if edge.optional:
+                return None
+            raise _missing(edge.source, edge.output, done)
+        source = self._route.handles[edge.source].connector
+        if source is handle.connector or receipt.connector == handle.connector.name in _SHARED:
+            return receipt
+        return self._give(edge, source.get(receipt), handle)
+
+    def _give(self, edge: Edge, payload: Payload, handle: RunnerHandle) -> Receipt:
+        key = PayloadKey(edge.name, self._session, self._epoch, self._tick)
+        receipt = handle.connector.put(key, payload)
+        self._put.append((handle.connector, key))
+        return receipt
+
+    async def _each(self, kind: type[Commit] | type[Discard]) -> None:
+        """Send ``kind`` to every runner of the open transaction."""
+        groups = self._route.runners(self._group)
+        calls = [
+            handle.submit(kind(self._session, self._epoch, self._tick, stages)) for handle, stages in groups.items()
+        ]
+        await all_of(calls)
+
+    async def _release_outputs(self, stages: Sequence[str]) -> None:
+        keys: dict[RunnerHandle, tuple[PayloadKey, ...]] = {}
+        for stage in stages:
+            handle = self._route.handles[stage]
+            done = self._done.pop(stage)
+            keys[handle] = (*keys.get(handle, ()), *(r.key for r in done.outputs.values()))
+        await all_of([handle.submit(ReleasePayloads(k)) for handle, k in keys.items() if k])
+
+
+async def all_of(calls: Sequence[Awaitable[Any]]) -> None:
+    """Wait for all ``calls``, then raise the first error there was."""
+    if len(calls) == 1:
+        await calls[0]
+        return
+    for outcome in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
+
+
+def _missing(stage: str, output: str, done: Done) -> StageFailed:
+    return StageFailed(
+        f"stage {stage!r} gave no output {output!r}.{nearest(output, done.outputs)}", reason=Reason.BAD_OUTPUT
+    )
