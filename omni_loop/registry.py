@@ -17,6 +17,7 @@ STAGES = "omni_loop.stages"  # -> callable(**options) -> stage.Stage
 ENVS = "omni_loop.envs"  # -> callable(**options) -> env.Env
 DEMOS = "omni_loop.demos"  # -> training.demos.DemoSet
 TRAINERS = "omni_loop.trainers"  # -> training.recipe.Trainer
+CONTEXT_READERS = "omni_loop.context_readers"  # -> callable(checkpoints) that a policy's trainer reads context with
 COMMANDS = "omni_loop.commands"  # -> a typer app or a function, added to the command line
 
 _DISTRIBUTION = "omni-loop"
@@ -61,7 +62,7 @@ def load(group: str, name: str) -> Any:
     point = _entry_points(group).get(name)
     if point is None:
         if group != STAGES or ":" not in name:
-            kind = group.removeprefix("omni_loop.").removesuffix("s")
+            kind = group.removeprefix("omni_loop.").removesuffix("s").replace("_", " ")
             raise UnknownName(f"no {kind} is called {name!r}.{nearest(name, names(group))}")
         point = metadata.EntryPoint(name, name, group)
     try:

@@ -10,7 +10,7 @@ from omni_loop import registry
 from omni_loop.errors import ConfigError, MissingExtra, UnknownName
 from omni_loop.registry import DEMOS, ENVS, PIPELINES, STAGES
 
-GROUPS = (PIPELINES, STAGES, ENVS, DEMOS, registry.TRAINERS, registry.COMMANDS)
+GROUPS = (PIPELINES, STAGES, ENVS, DEMOS, registry.TRAINERS, registry.CONTEXT_READERS, registry.COMMANDS)
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def train(
     context = TrainContext(*demonstrations(chosen.demos, data, workers, console), out, _logger(part, console))
     trained = trainer.train(chosen, context)
     made = card(trained, chosen, context)
-    folder = out / part
+    folder = out / trained.part
     save(folder, trained.config, trained.tensors, made, card_text(made))
     console.print(f"{part}: wrote {folder}", highlight=False)
     return folder
