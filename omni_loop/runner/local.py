@@ -1,0 +1,130 @@
+"""A runner in a thread of this process. Payloads and weights are shared by reference; commands are messages all the
+same, so nothing works here that would not work across processes."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from ..connect.base import Connector
+from ..connect.local import LocalConnector
+from ..errors import OmniLoopError, ServerUnavailable, StateError
+from ..messages import Command, Done, PayloadKey, ReleasePayloads
+from .handle import Pending
+from .runner import RunnerSettings, StageEntry, build, stage_names
+
+_Work = tuple[int, Command, int]  # request, command, when it was submitted
+
+
+class LocalRunner:
+    """See :class:`~omni_loop.runner.handle.RunnerHandle`."""
+
+    def __init__(
+        self,
+        name: str,
+        stages: Sequence[StageEntry],
+        settings: RunnerSettings | None = None,
+        connector: Connector | None = None,
+        *,
+        stop_s: float = 30.0,
+    ) -> None:
+        self.name = name
+        self.stages = stage_names(stages)
+        self.connector: Connector = connector or LocalConnector()
+        self._entries = tuple(stages)
+        self._settings = settings or RunnerSettings()
+        self._stop_s = stop_s
+        self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._pending = Pending(name, self._release)
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended: asyncio.Future[None] | None = None
+        self._open = False
+
+    @property
+    def alive(self) -> bool:
+        return self._open and self._thread is not None and self._thread.is_alive()
+
+    async def start(self) -> None:
+        if self._thread is not None:
+            raise StateError(f"runner {self.name!r} was started before")
+        self._loop = asyncio.get_running_loop()
+        started, self._ended = self._loop.create_future(), self._loop.create_future()
+        self._thread = threading.Thread(
+            target=self._work, args=(started, self._ended), name=f"runner-{self.name}", daemon=True
+        )
+        self._thread.start()
+        await started
+        self._open = True
+
+    async def submit(self, command: Command) -> Done:
+        if not self._open:
+            raise ServerUnavailable(f"runner {self.name!r} is not running")
+        request, future = self._pending.add()
+        self._queue.put((request, command, time.perf_counter_ns()))
+        return await future
+
+    async def ping(self) -> None:
+        await self.submit(ReleasePayloads(()))
+
+    async def stop(self) -> None:
+        self._open = False
+        if self._thread is None or self._ended is None:
+            return
+        self._queue.put(None)
+        try:
+            await asyncio.wait_for(asyncio.shield(self._ended), self._stop_s)
+        except TimeoutError:
+            text = f"runner {self.name!r} did not end within {self._stop_s:g} s"
+            self._pending.fail_all(text)
+            raise ServerUnavailable(text) from None
+        finally:
+            self.connector.close()
+        self._thread.join()
+
+    def _release(self, keys: tuple[PayloadKey, ...]) -> None:
+        for key in keys:
+            self.connector.cleanup(key)
+
+    def _work(self, started: asyncio.Future[None], ended: asyncio.Future[None]) -> None:
+        """The worker thread: build, serve until the sentinel, close."""
+        try:
+            runner = build(self._entries, self.connector, self._settings)
+        except OmniLoopError as e:
+            self._tell(started, e)
+            self._tell(ended, None)
+            return
+        self._tell(started, None)
+        while (work := self._queue.get()) is not None:
+            request, command, submitted = work
+            report = runner.handle(request, command, (time.perf_counter_ns() - submitted) / 1e6)
+            self._call(self._pending.resolve, report)
+        try:
+            runner.close()
+        except Exception as e:
+            self._tell(ended, e)
+        else:
+            self._tell(ended, None)
+
+    def _tell(self, future: asyncio.Future[None], error: BaseException | None) -> None:
+        self._call(_settle, future, error)
+
+    def _call(self, function: Callable[..., None], *args: object) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            if not self._loop.is_closed():  # closed: nobody is left to be told
+                raise
+
+
+def _settle(future: asyncio.Future[None], error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)

@@ -1,0 +1,263 @@
+"""A runner in a process of its own: spawned, fed through a pipe, its payloads in shared memory.
+
+The pipe carries packed messages (:mod:`.packing`). A thread here only reads it and hands reports to the event loop;
+sending happens on the loop, and never more than the pipe takes without blocking, so that a hung child cannot stop
+the loop. When the child dies, every pending request fails at once and what it left in shared memory is unlinked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+
+import msgspec
+
+from ..connect.base import Connector
+from ..connect.shm import ShmConnector, new_prefix, sweep
+from ..errors import InvalidInput, OmniLoopError, Reason, ServerUnavailable, StateError
+from ..messages import Command, Done, Failed, PayloadKey, ReleasePayloads, Report, Scalar
+from .handle import Pending
+from .packing import pack, unpack
+from .runner import Factory, RunnerSettings, StageEntry, build, stage_names
+
+# Sent and not answered yet: less than the buffer of a pipe, so that sending never blocks.
+_WINDOW_BYTES = 32 << 10
+_WINDOW_COUNT = 64
+_MAX_BYTES = 128 << 10
+_STOP = b""
+
+
+class _Plan(msgspec.Struct):
+    """All a child needs. It answers ``request`` when its stages are built."""
+
+    request: int
+    stages: list[tuple[str, str, dict[str, Scalar]]]
+    settings: RunnerSettings
+    prefix: str
+
+
+class ProcessRunner:
+    """See :class:`~omni_loop.runner.handle.RunnerHandle`. Factories must be names of the registry, or importable.
+
+    Raises:
+        InvalidInput: a factory that another process cannot find.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        stages: Sequence[StageEntry],
+        settings: RunnerSettings | None = None,
+        *,
+        stop_s: float = 30.0,
+    ) -> None:
+        self.name = name
+        self.stages = stage_names(stages)
+        self._entries = [(stage, _factory_name(factory), dict(options)) for stage, factory, options in stages]
+        self._settings = settings or RunnerSettings()
+        self._stop_s = stop_s
+        self._prefix = new_prefix()  # of the child's segments
+        self.connector: Connector = ShmConnector()
+        self._pending = Pending(name, self._release)
+        self._outbox: deque[tuple[int, bytes]] = deque()
+        self._in_flight: dict[int, int] = {}  # request -> bytes
+        self._link: _Link | None = None
+        self._open = False
+
+    @property
+    def alive(self) -> bool:
+        return self._open
+
+    @property
+    def pid(self) -> int | None:
+        return self._link.process.pid if self._link else None
+
+    async def start(self) -> None:
+        if self._link is not None:
+            raise StateError(f"runner {self.name!r} was started before")
+        request, built = self._pending.add()
+        plan = msgspec.msgpack.encode(_Plan(request, self._entries, self._settings, self._prefix))
+        self._link = _Link(self.name, plan, self._heard, self._gone)
+        try:
+            await self._link.start()
+            await built
+        except BaseException:
+            await self.stop()
+            raise
+        self._open = True
+
+    async def submit(self, command: Command) -> Done:
+        if not self._open:
+            raise ServerUnavailable(f"runner {self.name!r} is not running")
+        return await self._send(command)
+
+    async def ping(self) -> None:
+        await self.submit(ReleasePayloads(()))
+
+    async def stop(self) -> None:
+        link, by_itself, asked = self._link, True, False
+        self._open = False
+        try:
+            if link is None:
+                return
+            if asked := not link.ended.done():
+                self._outbox.append((0, _STOP))
+                self._flush()
+                if not (by_itself := await link.wait(self._stop_s)):
+                    link.process.kill()
+                    await link.ended
+            await link.close()
+        finally:
+            self.connector.close()
+            sweep(self._prefix)
+        if not by_itself:
+            raise ServerUnavailable(f"runner {self.name!r} did not end within {self._stop_s:g} s and was killed")
+        if asked and link.process.exitcode:
+            raise ServerUnavailable(f"runner {self.name!r} ended with exit code {link.process.exitcode}")
+
+    def _send(self, command: Command) -> asyncio.Future[Done]:
+        request, future = self._pending.add()
+        try:
+            data = pack(request, command, time.monotonic_ns())
+            if len(data) > _MAX_BYTES:
+                text = f"a {type(command).__name__} of {len(data)} bytes is too large; at most {_MAX_BYTES}"
+                raise InvalidInput(text, reason=Reason.TOO_LARGE)
+        except BaseException:
+            self._pending.drop(request)
+            raise
+        self._outbox.append((request, data))
+        self._flush()
+        return future
+
+    def _flush(self) -> None:
+        """Send what the window allows."""
+        assert self._link is not None
+        while self._outbox:
+            request, data = self._outbox[0]
+            sent = sum(self._in_flight.values())
+            if self._in_flight and (len(self._in_flight) >= _WINDOW_COUNT or sent + len(data) > _WINDOW_BYTES):
+                return
+            self._outbox.popleft()
+            if data != _STOP:
+                self._in_flight[request] = len(data)
+            if not self._link.send(data):
+                return
+
+    def _release(self, keys: tuple[PayloadKey, ...]) -> None:
+        if self._open:
+            self._send(ReleasePayloads(keys)).cancel()  # nobody waits for the answer
+
+    def _heard(self, report: Report) -> None:
+        self._in_flight.pop(report.request, None)
+        self._pending.resolve(report)
+        self._flush()
+
+    def _gone(self) -> None:
+        self._open = False
+        self._outbox.clear()
+        self._in_flight.clear()
+        self._pending.fail_all(f"runner {self.name!r} is gone")
+        sweep(self._prefix)
+
+
+class _Link:
+    """The child process, the pipe to it, and the thread that listens."""
+
+    def __init__(self, name: str, plan: bytes, heard: Callable[[Report], None], gone: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._heard, self._gone = heard, gone
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        context = multiprocessing.get_context("spawn")  # fork would copy the threads and locks of gRPC and torch
+        self._pipe, self._theirs = context.Pipe(duplex=True)
+        self.process = context.Process(target=_child, args=(self._theirs, plan), name=f"runner-{name}", daemon=True)
+        self._reader = threading.Thread(target=self._read, name=f"reader-{name}", daemon=True)
+
+    async def start(self) -> None:
+        try:
+            await asyncio.to_thread(self.process.start)
+        finally:
+            self._theirs.close()  # so that the child's death is the end of the pipe
+            self._reader.start()
+
+    def send(self, data: bytes) -> bool:
+        try:
+            self._pipe.send_bytes(data)
+        except OSError:  # it has died; the reader finds out as well, and fails all that is pending
+            return False
+        return True
+
+    async def wait(self, seconds: float) -> bool:
+        """Whether the child ended within ``seconds``."""
+        done, _ = await asyncio.wait([self.ended], timeout=seconds)
+        return bool(done)
+
+    async def close(self) -> None:
+        """Once it has ended: reap the child, and close the pipe."""
+        await asyncio.to_thread(self.process.join)
+        await asyncio.to_thread(self._reader.join)
+        self._pipe.close()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                message = unpack(self._pipe.recv_bytes())[1]
+                if not isinstance(message, Done | Failed):
+                    raise TypeError(f"a runner sent a {type(message).__name__}")
+                self._call(self._heard, message)
+        except (EOFError, OSError):
+            pass  # the child has ended; what that means is for _end to say
+        finally:
+            self._call(self._end)
+
+    def _end(self) -> None:
+        self._gone()
+        self.ended.set_result(None)
+
+    def _call(self, function: Callable[..., None], *args: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            if not self._loop.is_closed():  # closed: nobody is left to be told
+                raise
+
+
+def _factory_name(factory: Factory | str) -> str:
+    if isinstance(factory, str):
+        return factory
+    module, name = getattr(factory, "__module__", None), getattr(factory, "__qualname__", None)
+    if module is None or name is None or "<" in name:
+        raise InvalidInput(f"the stage factory {factory!r} cannot be imported by another process; name a function")
+    return f"{module}:{name}"
+
+
+def _child(pipe: Connection, encoded: bytes) -> None:
+    """The child's main: build, answer, serve until told to stop or the parent is gone, close."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which stops us
+    plan = msgspec.msgpack.decode(encoded, type=_Plan)
+    connector = ShmConnector(plan.prefix)
+    try:
+        try:
+            runner = build(plan.stages, connector, plan.settings)
+        except OmniLoopError as e:
+            pipe.send_bytes(pack(plan.request, Failed(plan.request, e.code, e.reason, e.retryable, e.text)))
+            return
+        pipe.send_bytes(pack(plan.request, Done(plan.request)))
+        try:
+            while data := pipe.recv_bytes():
+                request, command, sent_ns = unpack(data)
+                if isinstance(command, Done | Failed):
+                    raise TypeError(f"a runner was sent a {type(command).__name__}")
+                report = runner.handle(request, command, (time.monotonic_ns() - sent_ns) / 1e6)
+                pipe.send_bytes(pack(request, report))
+        except (EOFError, BrokenPipeError):
+            pass  # the parent died: nobody to answer, but what we hold must go
+        runner.close()
+    finally:
+        connector.close()
+        pipe.close()
