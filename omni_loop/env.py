@@ -58,6 +58,10 @@ class Env(Protocol):
     @property
     def max_steps(self) -> int: ...
 
+    @property
+    def score(self) -> str | None:
+        """Entry of ``info`` that says how near the task is to success, if there is one."""
+
     def reset(self, seed: int, keys: Collection[str] | None = None) -> dict[str, Array]:
         """Begin the episode of ``seed``; returns the observation at step 0."""
 
@@ -92,10 +96,7 @@ def check_action(spec: ArraySpec, action: Any) -> NDArray[np.float32]:
 
 
 class BaseEnv(ABC):
-    """Base of adapters: they fill in the underscored methods and need no check of their own.
-
-    ``score`` names the entry of ``info`` that says how near the task is to success, if there is one.
-    """
+    """Base of adapters: they fill in the underscored methods and need no check of their own."""
 
     name: str
     observations: tuple[ArraySpec, ...]

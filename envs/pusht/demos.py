@@ -14,8 +14,8 @@ Kinds of episode:
 
 A dataset is a folder of ``.npy`` files that can be memory-mapped: ``frames uint8[n, 96, 96, 3]``,
 ``state float32[n, 5]``, ``action float32[n, 2]`` (executed at row i, leads to row i + 1),
-``label float32[n, 2]``, ``points float32[n, 9, 2]``, ``coverage float32[n]``, and per episode ``length``, ``kind``, ``success``,
-``seed``. An episode of T actions has T + 1 rows; the last row's action repeats the one before.
+``label float32[n, 2]``, ``points float32[n, 9, 2]``, ``coverage float32[n]``, and per episode ``length``,
+``kind``, ``success``, ``seed``. An episode of T actions has T + 1 rows; the last row's action repeats the one before.
 ``frames`` covers the first ``framed`` rows only: the rest is state alone.
 """
 
@@ -77,7 +77,8 @@ def _expert_actions(
     """Yield ``(label, executed)`` for ever."""
     expert = PushTExpert()
     expert.reset(seed)
-    burst, offset = 0, np.zeros(2)
+    burst = 0
+    offset: NDArray[np.float64] = np.zeros(2)
     while True:
         label = expert.act(sim.state)
         if perturb and burst == 0 and rng.random() < 0.08:
@@ -95,7 +96,8 @@ def _expert_actions(
 def _random_actions(
     sim: PushTSimulator, rng: np.random.Generator
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-    target, left = np.zeros(2), 0
+    left = 0
+    target: NDArray[np.float64] = np.zeros(2)
     while True:
         agent, block = sim.state[:2].astype(np.float64), sim.state[2:4].astype(np.float64)
         if left == 0:
@@ -108,8 +110,8 @@ def _random_actions(
         step = target - agent
         reach = rng.uniform(30, 110)
         action = agent + step * min(1.0, reach / max(float(np.linalg.norm(step)), 1e-6))
-        action = np.clip(action + rng.normal(0, 4, 2), 12, 500).astype(np.float32)
-        yield action, action
+        noisy = np.clip(action + rng.normal(0, 4, 2), 12, 500).astype(np.float32)
+        yield noisy, noisy
 
 
 def _poses(job: Job) -> Episode:
@@ -177,7 +179,12 @@ def make_episode(job: Job) -> Episode:
 def jobs(counts: dict[str, int], framed: dict[str, int], first_seed: int) -> list[Job]:
     """Framed episodes first, so that ``frames`` is a prefix of the rows."""
     made = [
-        Job(kind, first_seed + 100_000 * KINDS.index(kind) + i, i < framed.get(kind, 0), 120 if kind == "random" else 300)
+        Job(
+            kind,
+            first_seed + 100_000 * KINDS.index(kind) + i,
+            i < framed.get(kind, 0),
+            120 if kind == "random" else 300,
+        )
         for kind in KINDS
         for i in range(counts.get(kind, 0))
     ]
@@ -228,7 +235,7 @@ def _write(folder: Path, raw: Path, rows: int, episodes: list[Episode]) -> None:
     # A .npy header in front of the raw rows, so that the file can be memory-mapped by name and shape.
     header = {"descr": "|u1", "fortran_order": False, "shape": shape}
     with (folder / "frames.npy").open("wb") as out:
-        np.lib.format.write_array_header_1_0(out, header)
+        np.lib.format.write_array_header_1_0(out, header)  # type: ignore[no-untyped-call]
         with raw.open("rb") as source:
             while block := source.read(1 << 24):
                 out.write(block)
@@ -268,7 +275,9 @@ class DemoSet:
                     raise UnknownName(f"demonstrations {self.name!r} have no kind {kind!r}.{nearest(kind, self.kinds)}")
             for seed in split.seeds():
                 if seed >= EVALUATION_SEED:
-                    raise ConfigError(f"{self.name}/{name}: seed {seed} belongs to evaluation ({EVALUATION_SEED} and up)")
+                    raise ConfigError(
+                        f"{self.name}/{name}: seed {seed} belongs to evaluation ({EVALUATION_SEED} and up)"
+                    )
                 if seed in seen:
                     raise ConfigError(f"{self.name}: seed {seed} is in both {seen[seed]} and {name}")
                 seen[seed] = name

@@ -35,7 +35,7 @@ class PushT(BaseEnv):
         super().__init__(max_steps)
         self._sim = PushTSimulator()
         self._sim.env.visualization_width = self._sim.env.visualization_height = _RENDER_SIZE
-        self._agent = np.zeros((2, 2), np.float32)
+        self._agent: NDArray[np.float32] = np.zeros((2, 2), np.float32)
 
     @property
     def state(self) -> NDArray[np.float32]:

@@ -119,7 +119,8 @@ class PushTExpert:
             self._push = None
             away = agent - to_world(np.array([[0.0, 45.0]]), pose)[0]
             away = away / (np.linalg.norm(away) + 1e-6)
-            return agent + away * 30 + self._rng.normal(size=2) * 10
+            back: Array = agent + away * 30 + self._rng.normal(size=2) * 10
+            return back
         step = path[0] - agent
         length, reach = float(np.linalg.norm(step)), 70.0 if len(path) == 1 else 60.0
         return agent + (step if length < reach else step / length * reach)

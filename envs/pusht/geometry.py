@@ -39,7 +39,7 @@ def keypoints(poses: NDArray[np.floating]) -> NDArray[np.float32]:
     poses = np.asarray(poses, dtype=np.float64)
     c, s = np.cos(poses[..., 2]), np.sin(poses[..., 2])
     turn = np.stack([np.stack([c, -s], -1), np.stack([s, c], -1)], -2)
-    points = np.einsum("...ij,kj->...ki", turn, KEYPOINTS) + poses[..., None, :2]
+    points: Array = np.einsum("...ij,kj->...ki", turn, KEYPOINTS) + poses[..., None, :2]
     return points.astype(np.float32)
 
 
@@ -59,6 +59,6 @@ def contact_points(spacing: float = 12.0) -> list[tuple[Array, Array]]:
         length = float(np.linalg.norm(edge))
         along = edge / length
         normal = np.array([along[1], -along[0]])
-        for offset in np.arange(min(6.0, length / 2), length - 4, spacing):
-            found.append((start + along * offset, normal))
+        offsets = np.arange(min(6.0, length / 2), length - 4, spacing)
+        found.extend((start + along * offset, normal) for offset in offsets)
     return found

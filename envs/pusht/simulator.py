@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # the table is drawn off screen
 
-from gym_pusht.envs.pusht import PushTEnv  # noqa: E402  (after the driver is chosen)
+from gym_pusht.envs.pusht import PushTEnv  # after the driver is chosen
 
 FRAME_SIZE = 96  # gym-pusht's own observation size; 64 makes its marker drawing fail
 
@@ -37,7 +37,7 @@ class PushTSimulator:
     def step(self, action: NDArray[np.floating]) -> dict[str, Any]:
         """One control step (0.1 s); returns the environment's info with ``coverage`` and ``is_success``."""
         *_, info = self.env.step(np.asarray(action, np.float64))
-        return info
+        return dict(info)
 
     @property
     def state(self) -> NDArray[np.float32]:

@@ -3,14 +3,14 @@ from __future__ import annotations
 import gymnasium
 import numpy as np
 import pytest
-from omni_loop_envs.gymnasium_adapter import RENDER, GymnasiumEnv, Key
-from omni_loop_envs.pusht.env import PushT
-from omni_loop_envs.pusht.expert import PushTExpert
 
 from omni_loop.env import Env
 from omni_loop.errors import ConfigError, InvalidInput
 from omni_loop.testing.env_contract import Act, EnvContract
 from omni_loop.types import ArraySpec
+from omni_loop_envs.gymnasium_adapter import RENDER, GymnasiumEnv, Key
+from omni_loop_envs.pusht.env import PushT
+from omni_loop_envs.pusht.expert import PushTExpert
 
 
 class TestPushT(EnvContract):
@@ -29,7 +29,8 @@ class TestPushT(EnvContract):
         before = first
         for action in self.random_actions(env, 4):
             now = env.step(action).arrays["agent_pos"]
-            assert (now[0] == before[1]).all() and (now[1] != now[0]).any()
+            assert (now[0] == before[1]).all()
+            assert (now[1] != now[0]).any()
             before = now
 
     def test_frames_are_only_rendered_on_request(self, env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,14 +101,15 @@ def test_the_wrapped_time_limit_ends_the_episode() -> None:
     env.reset(3_000_000, keys=())
     steps = [env.step(np.array([256, 256], np.float32), keys=()) for _ in range(3)]
     assert [s.done for s in steps] == [False, False, True]
-    assert steps[-1].truncated and not steps[-1].terminated
+    assert steps[-1].truncated
+    assert not steps[-1].terminated
 
 
 def test_wrong_source_and_shape_name_the_key() -> None:
     made = gymnasium.make("gym_pusht/PushT-v0", obs_type="environment_state_agent_pos")
     common = {"name": "x", "success_key": "is_success", "max_steps": 5}
     env = GymnasiumEnv(made, observations=(Key(ArraySpec("a", "float32", (2,)), "agent_poss"),), **common)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="'agent_poss'.*'agent_pos'"):
+    with pytest.raises(ConfigError, match=r"'agent_poss'.*'agent_pos'"):
         env.reset(1)
     env = GymnasiumEnv(made, observations=(Key(ArraySpec("a", "float32", (3,)), "agent_pos"),), **common)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"'a' has shape \[2\], its spec says \[3\]"):

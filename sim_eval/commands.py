@@ -1,0 +1,172 @@
+"""``omni-loop eval`` and ``omni-loop demo``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from omni_loop.config import load_deployment, shipped
+
+from . import media as media_
+from . import report, summary
+from .api import Connect
+from .console import progress, table
+from .imagined import imagine
+from .runner import Run, run_suite
+from .stats import Paired
+from .suite import EvalSuite, load_suite
+
+_IMAGINED_STEPS = 100
+
+Address = Annotated[str, typer.Option(help="Server to use, host:port. Left out: one is started and stopped again.")]
+Out = Annotated[Path, typer.Option(help="Folder for report.html, summary.json, episodes.json and videos.")]
+
+
+def eval_command(
+    suite: Annotated[
+        str, typer.Argument(help=f"Shipped suite ({', '.join(shipped('eval'))}) or a path to one.")
+    ] = "pusht-image",
+    episodes: Annotated[int | None, typer.Option(min=1, help="How many, instead of the suite's number.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the first episode; the others follow.")] = None,
+    state: Annotated[
+        bool | None, typer.Option("--state/--image", help="Give the true state, or only what a camera sees.")
+    ] = None,
+    keys: Annotated[str | None, typer.Option(help="Observation keys to send, separated by commas.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Episodes at a time.")] = None,
+    interval: Annotated[str | None, typer.Option(help="wilson, clopper-pearson or jeffreys.")] = None,
+    videos: Annotated[str | None, typer.Option(help="none, outcome (one for each) or all.")] = None,
+    against: Annotated[Path | None, typer.Option(help="Folder of an earlier run to pair with, seed by seed.")] = None,
+    address: Address = "",
+    out: Out = Path("runs/eval"),
+) -> None:
+    """Measure a success rate: N seeded episodes in closed loop through a server, with a 95 % interval.
+
+    Writes one self-contained HTML page, JSON for machines, and videos. Ends with 1 when episodes broke.
+
+    omni-loop eval pusht-image --episodes 50 --out runs/image
+    """
+    chosen = load_suite(suite).changed(
+        episodes=episodes,
+        first_seed=seed,
+        keys=[k.strip() for k in keys.split(",")] if keys else None,
+        workers=workers,
+        interval=interval,
+        videos=videos,
+    )
+    if state is not None:
+        chosen = chosen.with_state(state)
+    console = Console()
+    if not chosen.unseen:
+        console.print(
+            f"[yellow]seeds from {chosen.first_seed} may be those of demonstrations: no measure of unseen episodes[/]"
+        )
+    with _server(chosen, address, console) as connect:
+        run = _run(chosen, connect, console)
+    numbers, seen = _save(run, out)
+    _finish(run, numbers, seen, out, console, against)
+
+
+def demo_command(
+    episodes: Annotated[int | None, typer.Option(min=1, help="How many PushT episodes.")] = None,
+    steps: Annotated[int, typer.Option(min=0, help="Steps to imagine; 0 leaves that part out.")] = _IMAGINED_STEPS,
+    address: Address = "",
+    out: Out = Path("runs/demo"),
+) -> None:
+    """PushT from camera images through gRPC, then the same policy inside the world model alone.
+
+    20 episodes with success rate, interval and latency breakdown, 100 imagined steps without a simulator, and
+    one HTML page with videos of both.
+    """
+    suite, console = load_suite("demo").changed(episodes=episodes), Console()
+    with _server(suite, address, console) as connect:
+        run = _run(suite, connect, console)
+        numbers, seen = _save(run, out)
+        if steps:
+            video, facts = _imagine(suite, connect, steps, out, console)
+            seen.videos.append(video)
+            numbers["imagined"] = facts
+    _finish(run, numbers, seen, out, console, None)
+
+
+@contextmanager
+def _server(suite: EvalSuite, address: str, console: Console) -> Iterator[Connect]:
+    """How to connect: to ``address``, or to a server that lives as long as this context."""
+    from omni_loop.client import connect
+
+    if address:
+        yield lambda: connect(address, timeout_s=suite.time_limit_s)
+        return
+    from omni_loop.serve.background import BackgroundServer
+
+    with console.status(f"starting a server for {suite.deployment}"):
+        server = BackgroundServer(load_deployment(suite.deployment))
+        server.start()
+    try:
+        yield lambda: connect(server.address, timeout_s=suite.time_limit_s)
+    finally:
+        server.stop()
+
+
+def _run(suite: EvalSuite, connect: Connect, console: Console) -> Run:
+    with progress(console, suite) as on_result:
+        return run_suite(suite, connect, on_result)
+
+
+def _save(run: Run, out: Path) -> tuple[dict[str, Any], media_.Media]:
+    """Write the numbers first: a film that cannot be made must not cost them."""
+    numbers = summary.summarise(run)
+    summary.write(out, numbers, run.results)
+    seen = media_.collect(run, out / "videos")
+    numbers["predictions"] = {"n": seen.compared, "psnr_by_horizon": seen.horizon}
+    return numbers, seen
+
+
+def _imagine(
+    suite: EvalSuite, connect: Connect, steps: int, out: Path, console: Console
+) -> tuple[media_.Video, dict[str, Any]]:
+    env, client = suite.make_env(), connect()
+    try:
+        with console.status("imagining") as status:
+            said: Callable[[int], None] = lambda n: status.update(f"imagining: step {n} of {steps}")  # noqa: E731
+            made = imagine(
+                client,
+                env,
+                prompt=suite.prompt,
+                seed=suite.first_seed,
+                steps=steps,
+                stop_when_done=False,
+                on_steps=said,
+            )
+        video = media_.imagined_video(made, out / "videos" / "imagined.mp4", env.control_hz)
+    finally:
+        client.close()
+        env.close()
+    facts = {"seed": made.seed, "steps": made.steps, "done_at": made.done_at, "wall_s": made.wall_s}
+    console.print(f"imagined {made.steps} steps in {made.wall_s:.1f} s, without a simulator")
+    return video, facts
+
+
+def _finish(
+    run: Run, numbers: dict[str, Any], seen: media_.Media, out: Path, console: Console, against: Path | None
+) -> None:
+    """Table, JSON and page; the exit code tells whether episodes broke."""
+    comparison: tuple[str, Paired] | None = None
+    if against is not None:
+        pairs = summary.against(run.results, against)
+        comparison = (against.name, pairs)
+        numbers["paired"] = {"with": against.name, "only_this": pairs.only_a, "only_other": pairs.only_b, "p": pairs.p}
+        console.print(
+            f"paired with {against.name}: {pairs.only_a} only here, {pairs.only_b} only there, p = {pairs.p:.3f}"
+        )
+    summary.write(out, numbers, run.results)
+    page = report.write(out / "report.html", report.render(run, numbers, seen, comparison=comparison))
+    console.print(table(numbers))
+    console.print(f"report: {page}", markup=False, soft_wrap=True)
+    if broken := numbers["errors"] + numbers["timeouts"]:
+        console.print(f"[red]{broken} of {numbers['episodes']} episodes broke; the report says why[/]")
+        raise typer.Exit(1)
