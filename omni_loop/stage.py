@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from .types import Op, StageKind
 from .messages import PayloadKind, Scalar
+from .types import Op, StageKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from ._compat import StrEnum
 from .errors import OmniLoopError
-from .errors import OmniLoopError
 
 Array = NDArray[Any]
 

@@ -94,6 +94,9 @@ class Readout(nn.Module):
 class FrameTokenizer(nn.Module):
     """Latents to 16 codes of a frame and back (coarsely)."""
 
+    levels: Tensor  # int64[d]
+    basis: Tensor  # int64[d]
+
     def __init__(self, config: CodecConfig, width: int = 96) -> None:
         super().__init__()
         self.config = config
@@ -107,11 +110,16 @@ class FrameTokenizer(nn.Module):
         )
         side = config.latent_size // p
         self.pose = nn.Sequential(
-            nn.Linear(d * side * side, 256), nn.SiLU(), nn.Linear(256, 256), nn.SiLU(), nn.Linear(256, 2 * config.points)
+            nn.Linear(d * side * side, 256),
+            nn.SiLU(),
+            nn.Linear(256, 256),
+            nn.SiLU(),
+            nn.Linear(256, 2 * config.points),
         )
         levels = torch.tensor(config.fsq_levels)
         self.register_buffer("levels", levels, persistent=False)
-        self.register_buffer("basis", torch.cumprod(torch.cat([torch.ones(1, dtype=torch.long), levels[:-1]]), 0), persistent=False)
+        basis = torch.cumprod(torch.cat([torch.ones(1, dtype=torch.long), levels[:-1]]), 0)
+        self.register_buffer("basis", basis, persistent=False)
 
     def quantise(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """``(values [b, d, s, s] in -1..1 with a straight-through gradient, digits int[b, d, s, s])``."""
