@@ -225,11 +225,10 @@ class Runner:
 
 
 def _build(name: str, factory: Factory | str, options: Mapping[str, Scalar], settings: RunnerSettings) -> Stage:
-    make: Factory = registry.load(registry.STAGES, factory) if isinstance(factory, str) else factory
     options = dict(options)
     if settings.device != "cpu":
         options.setdefault("device", settings.device)
-    stage = make(**options)
+    stage = registry.build(registry.STAGES, factory, options) if isinstance(factory, str) else factory(**options)
     if not isinstance(stage, Stage):
         raise InvalidInput(f"the factory of {name!r} made a {type(stage).__name__}, which is no Stage")
     return stage
