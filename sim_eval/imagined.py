@@ -65,7 +65,7 @@ def imagine(
         frames: list[Frame] = [arrays[frame_key]]
         said = [(0.0, 0.0)]
         most = min(session.spec.execution_horizon, session.spec.max_predict)
-        while len(frames) <= steps and not (stop_when_done and said[-1][1] > DONE):
+        while len(frames) <= steps:
             n, real = min(most, steps + 1 - len(frames)), len(frames) == 1
             seen = {key: arrays[key] for key in keys}
             result = session.infer(seen, step=0, frames=n) if real else session.predict(steps=n)
@@ -73,6 +73,8 @@ def imagine(
                 raise StageFailed(f"pipeline {pipeline!r} imagined no frames", reason=Reason.BAD_OUTPUT)
             if result.progress:  # a tick judges the frame it began from
                 said[-1] = (result.progress.progress, result.progress.done)
+            if stop_when_done and said[-1][1] > DONE:
+                break  # the episode was over where this tick began: what it imagined after is not part of it
             got = result.frames.frames[:n]
             frames += list(got)
             said += [said[-1]] * len(got)

@@ -86,7 +86,7 @@ def _captioned(shown: Replay, score: str | None) -> Iterator[Frame]:
     for step, (view, value) in enumerate(zip(shown.views, shown.scores, strict=True)):
         colour = ACCENT if step < last else GOOD if shown.result.success else BAD
         text = str(shown.result.outcome) if step == last else f"seed {shown.result.seed}"
-        right = f"step {step}" + (f"   {score} {value:.2f}" if score else "")
+        right = f"step {step}" + (f"   {score} {value:.2f}" if score and step else "")
         yield caption(view, text, right, float(value) if score else step / max(last, 1), colour)
 
 

@@ -95,5 +95,5 @@ def side_by_side(comparisons: Sequence[Comparison], width: int = 288) -> Iterato
         pairs = [(c.before, c.before), *zip(c.real, c.predicted, strict=True)]
         for ahead, (real, predicted) in enumerate(pairs):
             left = caption(resize(real, width), "real", f"step {c.first_step - 1 + ahead}")
-            right = caption(resize(predicted, width), "predicted", f"{ahead} ahead", ahead / (len(pairs) - 1))
+            right = caption(resize(predicted, width), "predicted", f"{ahead} ahead")
             yield beside([left, right])

@@ -1,4 +1,4 @@
-"""Videos as H.264 in MP4, which every browser plays, with a caption under each frame."""
+"""Videos as H.264 in MP4, which every browser plays, with a caption above each frame."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from omni_loop.errors import InvalidInput
 
 Frame = NDArray[np.uint8]
 
-_CAPTION = 48  # px under the frame
+_CAPTION = 48  # px above the frame: a player's controls hide what is below
 _INK, _PAPER, _MUTED = (235, 238, 242), (17, 21, 28), (138, 150, 168)
 ACCENT, GOOD, BAD = (96, 165, 250), (52, 199, 123), (240, 96, 96)
 
@@ -56,16 +56,16 @@ def resize(frame: Frame, width: int) -> Frame:
 def caption(
     frame: Frame, text: str, right: str = "", bar: float | None = None, colour: tuple[int, int, int] = ACCENT
 ) -> Frame:
-    """``frame`` with a line of text below it and, for ``bar`` in 0..1, a progress bar at its foot."""
+    """``frame`` with a line of text above it and, for ``bar`` in 0..1, a progress bar under the text."""
     h, w = frame.shape[:2]
     image = Image.new("RGB", (w, h + _CAPTION), _PAPER)
-    image.paste(Image.fromarray(frame))
+    image.paste(Image.fromarray(frame), (0, _CAPTION))
     draw, font = ImageDraw.Draw(image), ImageFont.load_default(size=max(11, w // 24))
-    middle = h + (_CAPTION - (10 if bar is not None else 0)) / 2
+    middle = (_CAPTION - (10 if bar is not None else 0)) / 2
     draw.text((10, middle), text, fill=_INK, font=font, anchor="lm")
     draw.text((w - 10, middle), right, fill=_MUTED, font=font, anchor="rm")
     if bar is not None:
-        top, end = h + _CAPTION - 12, 10 + (w - 20) * min(max(bar, 0.0), 1.0)
+        top, end = _CAPTION - 12, 10 + (w - 20) * min(max(bar, 0.0), 1.0)
         draw.rounded_rectangle((10, top, w - 10, top + 5), 2, fill=(44, 52, 66))
         if end > 12:
             draw.rounded_rectangle((10, top, end, top + 5), 2, fill=colour)

@@ -5,12 +5,12 @@ import time
 
 import numpy as np
 import pytest
-from omni_loop_sim_eval.episodes import EpisodeResult, Outcome, run_episode
-from omni_loop_sim_eval.replay import ReplayMismatch, replay
-from omni_loop_sim_eval.runner import run_suite
 
 from omni_loop.env import EVALUATION_SEED
 from omni_loop.errors import Exhausted, UnknownName
+from omni_loop_sim_eval.episodes import EpisodeResult, Outcome, run_episode
+from omni_loop_sim_eval.replay import ReplayMismatch, replay
+from omni_loop_sim_eval.runner import run_suite
 
 from .toy import GOAL, ToyEnv, ToyServer, toy_suite
 

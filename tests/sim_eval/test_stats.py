@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from omni_loop_sim_eval.stats import interval, mcnemar, paired, spread
 
 from omni_loop.errors import InvalidInput, UnknownName
+from omni_loop_sim_eval.stats import interval, mcnemar, paired, spread
 
 METHODS = ("wilson", "clopper-pearson", "jeffreys")
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from omni_loop_sim_eval.suite import EvalSuite
 
 from omni_loop.env import EVALUATION_SEED, BaseEnv, EnvStep
 from omni_loop.errors import StageFailed, UnknownName
@@ -23,6 +22,7 @@ from omni_loop.types import (
     TickResult,
     Timings,
 )
+from omni_loop_sim_eval.suite import EvalSuite
 
 GOAL = np.array([256.0, 256.0])
 STRIDE = 20.0
@@ -117,9 +117,7 @@ class ToyClient:
     def __init__(self, server: ToyServer) -> None:
         self._server = server
 
-    def open(
-        self, pipeline: str, *, prompt: str = "", seed: int | None = None, keys: Sequence[str] = ()
-    ) -> ToySession:
+    def open(self, pipeline: str, *, prompt: str = "", seed: int | None = None, keys: Sequence[str] = ()) -> ToySession:
         if pipeline != "toy":
             raise UnknownName(f"no pipeline is called {pipeline!r}. Did you mean 'toy'?")
         assert seed is not None
@@ -159,12 +157,12 @@ class ToySession:
     def _tick(self, step: int, frames: int) -> TickResult:
         target = np.zeros(2) if self._seed in self._server.lost else GOAL
         chunk = self._server.actions(np.tile(target, (SPEC.horizon, 1)).astype(np.float32))
+        near = float(np.linalg.norm(self._position - target)) < 12  # judged first, like a context stage does
         predicted = []
         for _ in range(frames):
             way = target - self._position
             self._position = self._position + way * min(1.0, STRIDE / max(float(np.linalg.norm(way)), 1e-9))
             predicted.append(draw(self._position))
-        near = float(np.linalg.norm(self._position - target)) < 12
         return TickResult(
             seq=self._ticks,
             epoch=1,
