@@ -5,7 +5,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-import imageio.v2 as imageio
+import cv2
 import numpy as np
 import pytest
 
@@ -100,7 +100,7 @@ def test_written_files_hold_every_episode_and_can_be_paired(run: Run, tmp_path: 
     (tmp_path / "episodes.json").write_text('{"seed": 1}')
     with pytest.raises(ConfigError, match=r"episodes.json is no table"):
         summary.against(run.results, tmp_path)
-    with pytest.raises(ConfigError, match="holds no episodes.json"):
+    with pytest.raises(ConfigError, match=r"holds no episodes.json"):
         summary.against(run.results, tmp_path / "nowhere")
 
 
@@ -191,9 +191,10 @@ def test_psnr() -> None:
 def test_video_can_be_read_back(tmp_path: Path) -> None:
     frames = [np.full((63, 65, 3), v, np.uint8) for v in (20, 120, 220)]
     path = write_mp4(tmp_path / "x.mp4", frames, fps=10, hold_s=0.2)
-    reader = imageio.get_reader(path)
-    got = [np.asarray(f) for f in reader]
-    reader.close()
+    reader, got = cv2.VideoCapture(str(path)), []
+    while (frame := reader.read()[1]) is not None:
+        got.append(frame)
+    reader.release()
     assert [round(float(f.mean()), -1) for f in got] == [20, 120, 220, 220, 220]
     assert got[0].shape == (64, 66, 3), "odd sides are padded: H.264 wants them even"
     with pytest.raises(InvalidInput, match="no frames"):
