@@ -178,6 +178,7 @@ _BY_CODE: dict[Code, type[OmniLoopError]] = {
     Code.INVALID_ARGUMENT: InvalidInput,
     Code.NOT_FOUND: UnknownName,
     Code.FAILED_PRECONDITION: StateError,
+    Code.ABORTED: StateError,
     Code.RESOURCE_EXHAUSTED: Exhausted,
     Code.DEADLINE_EXCEEDED: DeadlineExceeded,
     Code.UNAVAILABLE: ServerUnavailable,

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import InvalidInput, TensorError
-from ..types import Array, ArraySpec, Op, SessionSpec, TickResult
+from ..types import Array, ArraySpec, SessionSpec, TickResult
 from ..wire import codec
 from ..wire import loop_pb2 as pb
 
@@ -84,8 +84,6 @@ class Book:
         deadline_ms: float = 0.0,
         captured_ns: int = 0,
     ) -> pb.Observation:
-        codec.check_op(self.spec, Op.INFER)
-        codec.check_frames(self.spec, frames)
         message = pb.Observation(
             step=_unsigned("step", step),
             arrays=self._encoded(arrays, leading=0),
@@ -98,7 +96,6 @@ class Book:
         return message
 
     def predict(self, actions: ArrayLike | None, steps: int, deadline_ms: float = 0.0) -> pb.PredictRequest:
-        codec.check_op(self.spec, Op.PREDICT)
         message = pb.PredictRequest(
             session=self.ref,
             actions=self._actions("actions", actions),
@@ -115,7 +112,6 @@ class Book:
         first_step: int,
         deadline_ms: float = 0.0,
     ) -> pb.ReconditionRequest:
-        codec.check_op(self.spec, Op.RECONDITION)
         message = pb.ReconditionRequest(
             session=self.ref,
             first_step=_unsigned("first_step", first_step),

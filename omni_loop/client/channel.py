@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import grpc
-import grpc.aio
+from typing import Any
 
-from ..errors import Code, OmniLoopError, Reason
+import grpc
+
+from ..errors import Code, OmniLoopError, Reason, rebuild
 from ..wire import loop_pb2 as pb
-from ..wire.codec import ERROR_KEY, build_error, decode_error
+from ..wire.codec import ERROR_KEY, decode_error
 from .book import ANSWER_BYTES
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Loop"].full_name
@@ -40,14 +41,13 @@ def method(name: str) -> str:
 
 def typed(error: grpc.RpcError, address: str) -> OmniLoopError:
     """The server's own error where it sent one, else what gRPC's status means."""
-    # The two kinds of RpcError (of a call, and aio's) share these methods, but no base that declares them.
-    trailers = error.trailing_metadata() or ()  # type: ignore[attr-defined]
+    trailers: Any = error.trailing_metadata() or ()
     for key, value in trailers:
         if key == ERROR_KEY:
             return decode_error(pb.Error.FromString(value))
-    status: grpc.StatusCode = error.code()  # type: ignore[attr-defined]
-    details: str = error.details() or status.name  # type: ignore[attr-defined]
+    status = error.code()
+    details = error.details() or status.name
     code, reason, retryable = _OWN.get(status, (Code.INTERNAL, Reason.STAGE_FAILED, False))
     if status is grpc.StatusCode.UNAVAILABLE:
         details = f"no server answers at {address}: {details}"
-    return build_error(code, reason, details, retryable)
+    return rebuild(code, reason, retryable, details)

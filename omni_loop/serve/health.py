@@ -16,7 +16,7 @@ _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-class Health(health.aio.HealthServicer):  # type: ignore[misc]  # it has no types
+class Health(health.aio.HealthServicer):
     """NOT_SERVING until every stage has run once, while a runner is gone or stuck, and from draining on.
 
     The names are "" (the whole server) and ``omni_loop.v1.Loop``.
@@ -27,9 +27,7 @@ class Health(health.aio.HealthServicer):  # type: ignore[misc]  # it has no type
         self._service = service
         self._server_status = {"": _NOT_SERVING, SERVICE: _NOT_SERVING}
 
-    async def Check(
-        self, request: health_pb2.HealthCheckRequest, context: Context
-    ) -> health_pb2.HealthCheckResponse | None:
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
         await self.refresh()
         return await super().Check(request, context)
 

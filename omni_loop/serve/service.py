@@ -7,7 +7,7 @@ bytes, so that a message that does not parse is answered like any other bad inpu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from ..errors import InvalidInput, OmniLoopError, Reason, ServerUnavailable, UnknownName, Unsupported, nearest
+from ..errors import InvalidInput, OmniLoopError, Reason, ServerUnavailable
 from ..loop.request import SessionInfo, TickRequest
 from ..types import Op, SessionSpec, TickResult
 from ..wire import codec
@@ -25,12 +25,12 @@ from .refusal import Context, public, refuse
 from .stream import Connection
 
 if TYPE_CHECKING:
-    from ..loop.orchestrator import OnPart, Orchestrator
+    from ..loop.flight import OnPart
+    from ..loop.orchestrator import Orchestrator
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Loop"].full_name
 # Above this, parsing and decoding leave the event loop; below it a thread costs more than the work.
 INLINE_BYTES = 256 << 10
-MAX_OPTIONS = 32
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class LoopService:
         self.orchestrator: Orchestrator | None = None
         self.draining = False
         self._streams: dict[str, Connection] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._ticks: set[asyncio.Task[TickResult]] = set()
         self._decoders = ThreadPoolExecutor(1, "decode")
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -147,16 +147,18 @@ class LoopService:
         )
 
     async def tick(self, request: TickRequest, on_part: OnPart | None = None) -> TickResult:
-        """Run one tick to its end even if the caller goes away meanwhile: its answer is kept for a repeat."""
-        return await asyncio.shield(self._spawn(self.core.tick(request, on_part)))
+        """Run one tick to its end, even if the caller goes away: its answer is kept for a repeat of the seq."""
+        task = asyncio.create_task(self.core.tick(request, on_part))
+        self._ticks.add(task)
+        task.add_done_callback(self._ticks.discard)
+        return await asyncio.shield(task)
 
     async def reset(self, request: pb.ResetRequest, info: SessionInfo) -> pb.ResetReply:
         prompt = request.prompt if request.HasField("prompt") else None
         if prompt is not None:
-            _check_prompt(info.spec, prompt, self.limits)
+            self.limits.check_prompt(prompt)
         seed = request.seed if request.HasField("seed") else None
-        reset = self._spawn(self.core.reset(info.id, info.token, seed, prompt))
-        return pb.ResetReply(epoch=await asyncio.shield(reset))
+        return pb.ResetReply(epoch=await self.core.reset(info.id, info.token, seed, prompt))
 
     async def encode(self, result: TickResult) -> pb.TickReply:
         heavy = result.frames is not None and result.frames.frames.nbytes > INLINE_BYTES
@@ -191,28 +193,15 @@ class LoopService:
         )
 
     async def _open(self, request: pb.OpenSessionRequest, nbytes: int) -> pb.OpenSessionReply:
-        core = self.core
         if self.draining:
             raise ServerUnavailable("the server is about to stop and opens no sessions", reason=Reason.DRAINING)
-        spec = _wanted_spec(request, core.specs)
-        _check_prompt(spec, request.prompt, self.limits)
-        if len(request.options) > MAX_OPTIONS:
-            raise InvalidInput(f"{len(request.options)} options; at most {MAX_OPTIONS} are taken")
+        _check_digest(request, self.core.specs)
+        self.limits.check_prompt(request.prompt)
         self.limits.check_count(len(request.observation_keys))
-        opening = self._spawn(
-            core.open(
-                spec.pipeline,
-                request.seed if request.HasField("seed") else None,
-                request.prompt,
-                codec.choose_keys(spec, request.observation_keys),
-                dict(request.options),
-            )
-        )
-        try:
-            info = await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            self._spawn(self._abandon(core, opening))
-            raise
+        self.limits.check_count(len(request.options))
+        seed = request.seed if request.HasField("seed") else None
+        keys, options = tuple(request.observation_keys), dict(request.options)
+        info = await self.core.open(request.pipeline, seed, request.prompt, keys, options)
         return pb.OpenSessionReply(
             session=info.id,
             resume_token=info.token,
@@ -221,14 +210,6 @@ class LoopService:
             spec=codec.encode_spec(info.spec),
             observation_keys=info.observation_keys,
         )
-
-    async def _abandon(self, core: Orchestrator, opening: asyncio.Task[SessionInfo]) -> None:
-        """The client left while its session was opened: nobody will ever know its id."""
-        try:
-            info = await opening
-            await core.close(info.id, info.token)
-        except OmniLoopError as error:
-            public(RuntimeError(error.text), "closing an abandoned session")
 
     async def _infer(self, request: pb.InferRequest, nbytes: int) -> pb.TickReply:
         info = self.info(request.session)
@@ -247,7 +228,7 @@ class LoopService:
 
     async def _close(self, request: pb.CloseRequest, nbytes: int) -> pb.CloseReply:
         info = self.info(request.session)
-        await asyncio.shield(self._spawn(self.core.close(info.id, info.token)))
+        await self.core.close(info.id, info.token)
         return pb.CloseReply()
 
     async def _stream(self, requests: AsyncIterable[bytes], context: Context) -> None:
@@ -268,30 +249,14 @@ class LoopService:
             refusal = public(error, "Stream")
         await refuse(context, refusal, connection.epoch)
 
-    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
-
-def _wanted_spec(request: pb.OpenSessionRequest, specs: Mapping[str, SessionSpec]) -> SessionSpec:
-    spec = specs.get(request.pipeline)
-    if spec is None:
-        name = request.pipeline[:64]
-        raise UnknownName(f"no pipeline {name!r} is served.{nearest(name, specs)}")
-    if request.spec_digest and request.spec_digest != spec.digest:
+def _check_digest(request: pb.OpenSessionRequest, specs: Mapping[str, SessionSpec]) -> None:
+    spec = specs.get(request.pipeline)  # an unknown one is the orchestrator's to refuse
+    if spec is not None and request.spec_digest not in ("", spec.digest):
         raise InvalidInput(
             f"pipeline {spec.pipeline!r} has another spec here (digest {spec.digest[:12]}...) than the client expects",
             reason=Reason.BAD_SPEC,
         )
-    return spec
-
-
-def _check_prompt(spec: SessionSpec, prompt: str, limits: codec.Limits) -> None:
-    if prompt and not spec.prompt:
-        raise Unsupported(f"pipeline {spec.pipeline!r} reads no prompt")
-    limits.check_prompt(prompt)
 
 
 def _has_images(arrays: Mapping[str, pb.Tensor]) -> bool:

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from ..errors import InvalidInput, Reason, TensorError, Unsupported, nearest
-from ..types import Array, ArraySpec, Op, SessionSpec
+from ..errors import TensorError, nearest
+from ..types import Array, ArraySpec, SessionSpec
 from .limits import shown
 
 # A message may hold 100,000 wrong keys; its answer names the first few.
@@ -91,42 +91,3 @@ def check_observation(spec: SessionSpec, keys: Sequence[str], arrays: Mapping[st
         if declared is None:
             raise TensorError(f"pipeline {spec.pipeline!r} has no observation {name!r}")
         check_array(declared, array, leading)
-
-
-def choose_keys(spec: SessionSpec, wanted: Sequence[str]) -> tuple[str, ...]:
-    """The observation keys of a session, in the spec's order: those ``wanted``, or the required ones.
-
-    Raises :class:`InvalidInput` (bad spec) for keys nobody knows, keys named twice and required ones left out.
-    """
-    known = tuple(s.name for s in spec.observations)
-    required = tuple(s.name for s in spec.observations if not s.optional)
-    if not wanted:
-        return required
-    unknown = sorted(set(wanted) - set(known))
-    if unknown:
-        raise InvalidInput(
-            f"pipeline {spec.pipeline!r} has no observation {_listed(unknown)}.{nearest(unknown[0][:64], known)}",
-            reason=Reason.BAD_SPEC,
-        )
-    if len(set(wanted)) != len(wanted):
-        raise InvalidInput("observation_keys names a key twice", reason=Reason.BAD_SPEC)
-    missing = [name for name in required if name not in wanted]
-    if missing:
-        raise InvalidInput(
-            f"pipeline {spec.pipeline!r} needs the observation keys {_listed(missing)}", reason=Reason.BAD_SPEC
-        )
-    return tuple(name for name in known if name in wanted)
-
-
-def check_op(spec: SessionSpec, op: Op) -> None:
-    """Raises :class:`Unsupported` naming what the pipeline can do."""
-    if op not in spec.ops:
-        raise Unsupported(f"pipeline {spec.pipeline!r} cannot {op}; it can {', '.join(spec.ops)}")
-
-
-def check_frames(spec: SessionSpec, frames: int) -> None:
-    """Predicted frames asked for besides a chunk. Raises :class:`Unsupported` or :class:`InvalidInput`."""
-    if frames and spec.frame is None:
-        raise Unsupported(f"pipeline {spec.pipeline!r} predicts no frames")
-    if not 0 <= frames <= max(spec.max_predict, 0):
-        raise InvalidInput(f"{frames} frames asked for; at most {spec.max_predict} are predicted")

@@ -10,19 +10,15 @@ from __future__ import annotations
 from .check import (
     check_actions,
     check_array,
-    check_frames,
     check_keys,
     check_observation,
-    check_op,
-    choose_keys,
 )
-from .faults import ERROR_KEY, build_error, decode_error, encode_error
+from .faults import ERROR_KEY, decode_error, encode_error
 from .limits import Limits, decode_limits, encode_limits
 from .replies import decode_frames, decode_result, encode_frames, encode_frames_error, encode_result
 from .requests import (
     Predict,
     Recondition,
-    check_run,
     decode_observation,
     decode_predict,
     decode_recondition,
@@ -36,16 +32,11 @@ __all__ = [
     "Limits",
     "Predict",
     "Recondition",
-    "build_error",
     "check_actions",
     "check_array",
     "check_finite",
-    "check_frames",
     "check_keys",
     "check_observation",
-    "check_op",
-    "check_run",
-    "choose_keys",
     "decode_array_spec",
     "decode_error",
     "decode_frames",

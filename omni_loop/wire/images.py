@@ -14,6 +14,7 @@ from .limits import Limits, shown
 
 _FORMATS = {pb.ENCODING_PNG: "PNG", pb.ENCODING_JPEG: "JPEG"}
 _PNG_DEPTH = 24  # offset of the bit depth in the header chunk
+_PNG_END = b"IEND\xaeB`\x82"  # without it Pillow takes a file that was cut short
 
 
 def kind_of(encoding: str) -> pb.Encoding:
@@ -62,6 +63,8 @@ def _decoded(name: str, form: str, data: bytes, size: tuple[int, int]) -> Any:
             raise TensorError(f"{name!r} claims {shown((size[1], size[0], 3))} but its {form} is {high} x {wide}")
         if image.mode != "RGB" or (form == "PNG" and data[_PNG_DEPTH] != 8):
             raise TensorError(f"{name!r} must be {form} with three channels of 8 bits, not mode {image.mode}")
+        if form == "PNG" and not data.endswith(_PNG_END):
+            raise TensorError(f"{name!r} is not a readable PNG image: its end is missing")
         image.load()
     except TensorError:
         raise

@@ -1,4 +1,7 @@
-"""Requests of a session -> checked values. Nothing leaves here that the session's spec does not allow."""
+"""Requests of a session -> checked values: no array leaves here that the session's spec does not allow.
+
+Whether the session's state and its pipeline allow the request is the orchestrator's to say.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
 
 from ..errors import InvalidInput, TensorError
-from ..types import Array, Observation, Op, SessionSpec
+from ..types import Array, Observation, SessionSpec
 from . import loop_pb2 as pb
-from .check import check_actions, check_frames, check_keys, check_observation, check_op
+from .check import check_actions, check_keys, check_observation
 from .limits import Limits, shown
 from .tensors import decode_tensor
 
@@ -23,7 +26,7 @@ M = TypeVar("M", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class Predict:
-    """``actions float32[n, action_dim]``, or None and ``steps`` imagined ones."""
+    """``actions float32[n, action_dim]`` or None; ``steps`` to imagine."""
 
     seq: int
     actions: NDArray[np.float32] | None
@@ -33,7 +36,7 @@ class Predict:
 
 @dataclass(frozen=True, slots=True)
 class Recondition:
-    """``arrays`` with a leading axis of n steps from ``first_step`` on; ``executed float32[n or n - 1, dim]``."""
+    """``arrays`` with a leading axis of n steps from ``first_step`` on; ``executed float32[k, action_dim]``."""
 
     seq: int
     first_step: int
@@ -48,15 +51,13 @@ def parse(kind: type[M], raw: bytes, limits: Limits) -> M:
     try:
         return kind.FromString(raw)
     except DecodeError:
-        raise InvalidInput(f"not a {kind.DESCRIPTOR.full_name} message, or text in it is not UTF-8") from None
+        raise InvalidInput(f"the bytes are no {kind.DESCRIPTOR.full_name}, or text in them is not UTF-8") from None
 
 
 def decode_observation(message: pb.Observation, spec: SessionSpec, keys: Sequence[str], limits: Limits) -> Observation:
-    """An INFER's observation with exactly the session's ``keys``. Raises :class:`InvalidInput`, of which
-    :class:`TensorError` for arrays, or :class:`Unsupported`."""
-    check_op(spec, Op.INFER)
+    """An INFER's observation with exactly the session's ``keys``. Raises :class:`InvalidInput`, for arrays
+    its kind :class:`TensorError`."""
     _check_counts(message.seq, message.step, message.deadline_ms)
-    check_frames(spec, message.frames)
     arrays = _decode_arrays(message.arrays, keys, limits)
     check_observation(spec, keys, arrays)
     executed = _decode_actions("executed", message.executed, spec, limits) if message.HasField("executed") else None
@@ -73,40 +74,20 @@ def decode_observation(message: pb.Observation, spec: SessionSpec, keys: Sequenc
 
 def decode_predict(message: pb.PredictRequest, spec: SessionSpec, limits: Limits) -> Predict:
     """Raises as :func:`decode_observation` does."""
-    check_op(spec, Op.PREDICT)
     _check_counts(message.seq, 0, message.deadline_ms)
     actions = _decode_actions("actions", message.actions, spec, limits) if message.HasField("actions") else None
-    steps = message.steps if actions is None else len(actions)
-    if actions is not None and message.steps not in (0, steps):
-        raise InvalidInput(f"{steps} actions came with steps={message.steps}; leave steps out when sending actions")
-    if not 1 <= steps <= spec.max_predict:
-        raise InvalidInput(f"Predict of {steps} steps; between 1 and {spec.max_predict} are taken")
-    return Predict(message.seq, actions, steps, message.deadline_ms)
+    return Predict(message.seq, actions, message.steps, message.deadline_ms)
 
 
 def decode_recondition(
     message: pb.ReconditionRequest, spec: SessionSpec, keys: Sequence[str], limits: Limits
 ) -> Recondition:
     """Raises as :func:`decode_observation` does."""
-    check_op(spec, Op.RECONDITION)
     _check_counts(message.seq, message.first_step, message.deadline_ms)
     arrays = _decode_arrays(message.arrays, keys, limits)
     check_observation(spec, keys, arrays, leading=1)
     executed = _decode_actions("executed", message.executed, spec, limits) if message.HasField("executed") else None
-    check_run(arrays, executed)
     return Recondition(message.seq, message.first_step, arrays, executed, message.deadline_ms)
-
-
-def check_run(arrays: Mapping[str, Array], executed: Array | None) -> int:
-    """n of a run of steps: every array has n >= 1 of them, ``executed`` n or n - 1 rows. :class:`TensorError`."""
-    lengths = {name: len(array) for name, array in arrays.items()}
-    n = next(iter(lengths.values()), 0)
-    if n < 1 or any(length != n for length in lengths.values()):
-        raise TensorError(f"every array must have the same number of steps, at least 1; they have {lengths}")
-    rows = 0 if executed is None else len(executed)
-    if rows not in (n - 1, n):
-        raise TensorError(f"'executed' has {rows} rows for {n} steps; it must have {n}, or {n - 1} at the start")
-    return n
 
 
 def _check_counts(seq: int, step: int, deadline_ms: float) -> None:
