@@ -24,7 +24,7 @@ from .flight import Flight, OnPart
 from .pool import Pool
 from .prepare import Work, check_keys, check_options, check_prompt, check_request, check_seed, prepare
 from .request import SessionInfo, TickRequest
-from .results import read_chunk, read_frames, read_progress
+from .results import read
 from .tick import Route, TickRun, all_of
 
 if TYPE_CHECKING:
@@ -199,13 +199,17 @@ class Orchestrator:
             work = prepare(live.route.graph, plan, session, flight.request)
             run = TickRun(live.route, session.id, machine.epoch, machine.tick, work, session.feedback, flight.stop)
             await run.run(plan.answer)
-            answer = self._read(live, flight, run, work, TickResult(flight.request.seq, machine.epoch + work.past))
+            answer = read(
+                live.route.graph.spec, plan, run, work, TickResult(flight.request.seq, machine.epoch + work.past)
+            )
         except Exception as error:
             # The caller hears at once; the turn passes on when the runners have undone the tick.
             self._end_flight(live, flight, _public(error))
             if run is not None:
                 await run.discard()
                 await run.release()
+            if isinstance(error, ServerUnavailable) and error.reason is Reason.RUNNER_GONE:
+                raise  # with the session's state
             if machine.phase is Phase.RUNNING:
                 machine.undone()
             return
@@ -237,28 +241,12 @@ class Orchestrator:
         """``answer`` with what was asked besides, or with the error that lost it."""
         try:
             await run.run(flight.plan.besides)
-            result = self._read(live, flight, run, work, answer)
+            result = read(live.route.graph.spec, flight.plan, run, work, answer)
         except Exception as error:
             await run.discard()
             return replace(answer, frames_error=_public(error))
         await run.commit()
         return self._timed(flight, run, result)
-
-    def _read(self, live: _Live, flight: Flight, run: TickRun, work: Work, so_far: TickResult) -> TickResult:
-        """``so_far`` with the final outputs that the last group of stages gave, checked against the spec."""
-        spec, plan, seq, epoch = live.route.graph.spec, flight.plan.plan, so_far.seq, so_far.epoch
-        result = so_far
-        if plan.chunk is not None and run.gave(plan.chunk):
-            chunk = read_chunk(run.output(plan.chunk), spec, seq, work.present, epoch)
-            result = replace(result, chunk=chunk)
-        if plan.frames is not None and run.gave(plan.frames):
-            first = work.step + (work.op is not Op.RECONDITION)
-            frames = read_frames(run.output(plan.frames), spec, seq, first, epoch, work.count)
-            result = replace(result, frames=frames)
-        if plan.progress is not None and run.gave(plan.progress):
-            progress = read_progress(run.output(plan.progress), seq, work.present, epoch)
-            result = replace(result, progress=progress)
-        return result
 
     def _timed(self, flight: Flight, run: TickRun, result: TickResult) -> TickResult:
         total_ms = 1e3 * (self._clock.now() - flight.arrived)
@@ -285,10 +273,10 @@ class Orchestrator:
         _log.error("session %s is lost: %s", live.session.id, public.text)
         if live.session.machine.phase is not Phase.CLOSED:
             live.session.machine.lost()
-        for other in tuple(live.flights.values()):
-            other.fail(public)
         if flight is not None:
             flight.fail(public)
+        for other in live.flights.values():
+            other.fail(live.session.machine.refusal())
         live.flights.clear()
 
     # Sessions ---------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import OmniLoopError, Reason, StageFailed, StateError, nearest
+from ..errors import OmniLoopError, Reason, ServerUnavailable, StageFailed, StateError, nearest
 from ..messages import Commit, Discard, Done, PayloadKey, Receipt, ReleasePayloads, RunStage
 from ..stage import Payload
 from ..types import Timings
@@ -154,6 +154,8 @@ class TickRun:
 
     def _submit(self, step: StageStep) -> None:
         handle = self._route.handles[step.name]
+        if not handle.alive:
+            raise ServerUnavailable(f"runner {handle.name!r}, which has stage {step.full!r}, is gone")
         command = RunStage(
             session=self._session,
             epoch=self._epoch,

@@ -182,15 +182,16 @@ class SessionMachine:
     def check_usable(self) -> None:
         """Raise StateError when the session is not open, lost or closed."""
         if not self.usable:
-            raise self._refusal(Event.STARTED)
+            raise self.refusal(Event.STARTED)
 
     def _next(self, event: Event) -> Phase:
         phase = TABLE.get((self.phase, event))
         if phase is None:
-            raise self._refusal(event)
+            raise self.refusal(event)
         return phase
 
-    def _refusal(self, event: Event) -> OmniLoopError:
+    def refusal(self, event: Event = Event.STARTED) -> OmniLoopError:
+        """Why ``event`` is not possible now."""
         if self.phase is Phase.LOST:
             step = self.position.step
             return StateError(

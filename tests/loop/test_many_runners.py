@@ -1,0 +1,191 @@
+"""Stages spread over runners and connectors: overlap, payloads carried across, runners that go, leases that end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import ExitStack
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from omni_loop import registry
+from omni_loop.clock import FakeClock
+from omni_loop.config import Deployment, RunnerConfig, SessionConfig
+from omni_loop.connect.shm import ShmConnector
+from omni_loop.errors import ConfigError, Reason, ServerUnavailable, StateError, UnknownName, UnknownSession
+from omni_loop.loop.orchestrator import Orchestrator
+from omni_loop.loop.pipeline import Edge, Plan, StageDef
+from omni_loop.messages import PayloadKind
+from omni_loop.types import Op
+
+from .toy import TOY, Gate, Script, _factory, infer, predict, recondition, toy
+
+SPREAD = (("context",), ("act",), ("frames",))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_stages_on_runners_of_their_own_give_the_same(shared: bool) -> None:
+    connectors = [ShmConnector(), None, ShmConnector()] if shared else [None, None, None]
+    async with toy(placement=SPREAD, connectors=connectors) as spread, toy() as together:
+        results = []
+        for t in (spread, together):
+            info = await t.core.open("toy", seed=3)
+            first = await t.core.tick(infer(info, 1, step=0, frames=2))
+            second = await t.core.tick(predict(info, 2, actions=np.ones((2, 2), np.float32)))
+            third = await t.core.tick(recondition(info, 3, first=1, n=1, rows=1))
+            fourth = await t.core.tick(predict(info, 4, steps=1))
+            assert first.chunk is not None
+            assert third.epoch == 1
+            frames = [r.frames.frames.tolist() for r in (first, second, fourth) if r.frames is not None]
+            results.append((first.chunk.actions.tolist(), frames))
+        assert results[0] == results[1]
+
+
+async def test_independent_stages_of_one_tick_overlap() -> None:
+    plan = Plan(("context", "act", "frames"), chunk="act.actions", frames="frames.frames")
+    pipeline = replace(TOY, plans={**TOY.plans, Op.INFER: plan})
+    async with toy(pipeline, placement=SPREAD) as t:
+        both = threading.Barrier(2)
+        t.script.before["act"] = t.script.before["frames"] = lambda item: both.wait(20) and None
+        info = await t.core.open("toy")
+        result = await t.core.tick(infer(info, 1, frames=1))  # neither could pass the barrier alone
+        assert result.chunk is not None
+        assert result.frames is not None
+
+
+async def test_a_failure_beside_a_stage_that_still_runs_undoes_both() -> None:
+    plan = Plan(("context", "act", "frames"), chunk="act.actions", frames="frames.frames")
+    pipeline = replace(TOY, plans={**TOY.plans, Op.INFER: plan})
+    async with toy(pipeline, placement=SPREAD) as t:
+        gate = Gate()
+
+        def fail(item: object) -> None:
+            raise RuntimeError
+
+        t.script.before["frames"], t.script.before["act"] = gate, fail
+        info = await t.core.open("toy")
+        with pytest.raises(Exception, match="'toy/act' failed"):  # at once, although frames is still at the gate
+            await t.core.tick(infer(info, 1, frames=1))
+        gate.open()
+        t.script.before.clear()
+        result = await t.core.tick(infer(info, 1, frames=1))
+        assert result.chunk is not None
+        assert result.frames is not None
+        assert result.chunk.actions[2, 0] == 1
+        assert result.frames.frames[0, 0, 0].tolist() == [1, 0, 0]
+
+
+async def test_needed_feedback_that_is_missing_is_an_error_of_the_order() -> None:
+    edges = (
+        *(e for e in TOY.edges if not e.feedback),
+        Edge("context", "hidden", "frames", "start", PayloadKind.HIDDEN, feedback=True),
+    )
+    async with toy(replace(TOY, edges=edges)) as t:
+        info = await t.core.open("toy")
+        await t.core.tick(infer(info, 1, step=0))
+        assert (await t.core.tick(predict(info, 2, steps=1))).frames is not None
+        with pytest.raises(StateError, match="predict continues from what 'context' gave in the tick before"):
+            await t.core.tick(predict(info, 3, steps=1))  # the tick before was no infer
+        await t.core.tick(infer(info, 4, step=1))
+        assert (await t.core.tick(predict(info, 5, steps=1))).frames is not None
+
+
+async def test_a_runner_that_is_gone_loses_sessions_loudly() -> None:
+    async with toy(placement=SPREAD) as t:
+        info, other = await t.core.open("toy"), await t.core.open("toy")
+        await t.core.tick(infer(info, 1, step=4))
+        await t.runners[1].stop()
+        with pytest.raises(ServerUnavailable) as caught:
+            await t.core.tick(infer(info, 2, step=4))
+        assert caught.value.reason is Reason.RUNNER_GONE
+        with pytest.raises(StateError, match="its last committed step is 4") as lost:
+            await t.core.tick(infer(info, 2, step=4))
+        assert lost.value.reason is Reason.SESSION_LOST
+        with pytest.raises(ServerUnavailable):
+            await t.core.reset(other.id, other.token)
+        assert not t.core.ready
+        with pytest.raises(ServerUnavailable):
+            await t.core.ping()
+        with pytest.raises(ServerUnavailable):
+            await t.core.open("toy")
+        await t.core.close(info.id, info.token)  # what is left of it is freed
+        await t.core.close(other.id, other.token)
+
+
+async def test_silent_sessions_end_with_their_lease() -> None:
+    clock = FakeClock()
+    async with toy(clock=clock, max_sessions=2, config=SessionConfig(idle_ttl_s=60)) as t:
+        silent, busy = await t.core.open("toy"), await t.core.open("toy")
+        await t.core.tick(infer(silent, 1))
+        await clock.advance(50)
+        await t.core.tick(infer(busy, 1))
+        gate = Gate()
+        t.script.before["context"] = gate
+        call = asyncio.create_task(t.core.tick(infer(busy, 2, step=1)))
+        await gate.reached()
+        await clock.advance(70)  # both would be over by now
+        gate.open()
+        await call  # a lease is suspended while a tick runs
+        while t.core._tasks:
+            await asyncio.wait(t.core._tasks)
+        with pytest.raises(UnknownSession):
+            await t.core.tick(infer(silent, 2, step=1))
+        t.script.before.clear()
+        await t.core.open("toy")  # its place is free
+        await clock.advance(59)
+        await t.core.tick(infer(busy, 3, step=2))
+        await clock.advance(59)
+        await t.core.tick(infer(busy, 4, step=3))
+
+
+async def test_nothing_runs_while_nobody_asks() -> None:
+    async with toy() as t:
+        before = asyncio.all_tasks()
+        info = await t.core.open("toy")
+        await t.core.tick(infer(info, 1))
+        while t.core._tasks:
+            await asyncio.wait(t.core._tasks)
+        assert len(asyncio.all_tasks() - before) == 1  # the one that sleeps until the lease ends
+        await t.core.close(info.id, info.token)
+
+
+async def test_an_abandoned_open_frees_its_place() -> None:
+    async with toy(max_sessions=1) as t:
+        opening = asyncio.create_task(t.core.open("toy"))
+        await asyncio.sleep(0)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        while t.core._tasks:
+            await asyncio.wait(t.core._tasks)
+        await t.core.open("toy")
+
+
+async def test_a_deployment_becomes_runners() -> None:
+    script = Script()
+    named = (RunnerConfig(name="a", stages=("toy/act",)), RunnerConfig(name="b", connector="shm"))
+    deployment = Deployment(pipelines=("toy",), runners=named)
+    stages = [StageDef(s.name, s.kind, f"toy-{s.name}") for s in TOY.stages]
+    with ExitStack() as stack:
+        stack.enter_context(registry.registered(registry.PIPELINES, "toy", replace(TOY, stages=tuple(stages))))
+        for stage in stages:
+            factory = _factory(stage.name, script)
+            stack.enter_context(registry.registered(registry.STAGES, stage.factory, factory))
+        core = await Orchestrator.start(deployment)
+        assert core.ready
+        await core.ping()
+        assert core.specs["toy"].horizon == 4
+        info = await core.open("toy")
+        assert (await core.tick(infer(info, 1, frames=1))).frames is not None
+        await core.stop()
+        assert not core.ready
+        wrong = deployment.model_copy(update={"stage_options": {"toy-actt": {"x": 1}}})
+        with pytest.raises(ConfigError, match=r"'toy-actt'. Did you mean 'toy-act'"):
+            await Orchestrator.start(wrong)
+        idle = (*named, RunnerConfig(name="c", stages=()))
+        with pytest.raises(ConfigError, match="runner 'c' has no stage"):
+            await Orchestrator.start(deployment.model_copy(update={"runners": idle}))
+        with pytest.raises(UnknownName, match=r"'toi'. Did you mean 'toy'"):
+            await Orchestrator.start(deployment.model_copy(update={"pipelines": ("toi",)}))

@@ -1,0 +1,503 @@
+"""One tick and its neighbours: answers, failures, repeats, deadlines, cancellation, reset, close."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from omni_loop.errors import (
+    DeadlineExceeded,
+    Exhausted,
+    InvalidInput,
+    OmniLoopError,
+    Reason,
+    ServerUnavailable,
+    StageFailed,
+    StateError,
+    UnknownName,
+    UnknownSession,
+    Unsupported,
+)
+from omni_loop.loop.request import SessionInfo, TickRequest
+from omni_loop.messages import PayloadKind
+from omni_loop.stage import Payload, StageItem
+from omni_loop.types import Op, TickResult
+
+from .toy import DIM, HORIZON, Gate, Toy, infer, predict, recondition, toy
+
+
+def actions(result: TickResult) -> list[list[float]]:
+    assert result.chunk is not None
+    return result.chunk.actions.tolist()
+
+
+async def ticks(core: Toy, info: SessionInfo, seq: int, step: int) -> tuple[float, float]:
+    """How many ticks the context and act stages have committed, this one included."""
+    a = actions(await core.core.tick(infer(info, seq, step)))
+    return a[0][1], a[2][0]
+
+
+def fail_for(session: str, error: Exception) -> object:
+    def before(item: StageItem) -> None:
+        if item.session == session:
+            raise error
+
+    return before
+
+
+async def test_an_observation_becomes_a_chunk() -> None:
+    async with toy() as t:
+        info = await t.core.open("toy", seed=42)
+        result = await t.core.tick(infer(info, 1, step=3, mark=9))
+        assert (result.seq, result.epoch) == (1, 0)
+        assert actions(result) == [[9, 1], [0, 0], [1, 0], [3, 42]]
+        assert result.chunk is not None
+        assert (result.chunk.first_step, result.chunk.policy_revision) == (3, "toy-1")
+        assert result.progress is not None
+        assert (result.progress.step, result.progress.progress, result.progress.done) == (3, 0.25, 0.5)
+        assert result.frames is None
+        assert set(result.timings.stages_ms) == {"context", "act"}
+        assert result.timings.total_ms >= result.timings.model_ms > 0
+        assert result.chunk.timings == result.timings
+        assert t.script.count("frames") == 0  # nobody asked
+
+
+async def test_executed_actions_come_from_the_last_chunk_or_from_the_client() -> None:
+    async with toy() as t:
+        info = await t.core.open("toy", seed=1)
+        first = await t.core.tick(infer(info, 1, step=0))
+        assert first.chunk is not None
+        taken = first.chunk.actions[:2].sum()
+        assert actions(await t.core.tick(infer(info, 2, step=2)))[1] == [2, taken]
+        sent = np.full((6, DIM), 0.5, np.float32)
+        assert actions(await t.core.tick(infer(info, 3, step=8, executed=sent)))[1] == [6, 6.0]
+        with pytest.raises(InvalidInput, match="send 'executed': the last chunk does not cover steps 8 to 13"):
+            await t.core.tick(infer(info, 4, step=8 + HORIZON + 1))
+        with pytest.raises(InvalidInput, match="'executed' has 6 rows, but step 9 follows step 8: send 1"):
+            await t.core.tick(infer(info, 5, step=9, executed=sent))
+        with pytest.raises(StateError, match="step 7 is before the session's last observation, step 8"):
+            await t.core.tick(infer(info, 6, step=7))
+
+
+async def test_a_failing_stage_ends_its_tick_only() -> None:
+    async with toy() as t:
+        good, bad = await t.core.open("toy"), await t.core.open("toy")
+        assert await ticks(t, bad, 1, 0) == (1, 1)
+        t.script.before["act"] = fail_for(bad.id, ValueError("of /secret/path"))  # type: ignore[assignment]
+        outcomes = await asyncio.gather(
+            t.core.tick(infer(bad, 2, 1)), t.core.tick(infer(good, 1, 0)), return_exceptions=True
+        )
+        assert isinstance(outcomes[0], StageFailed)
+        assert "secret" not in outcomes[0].text
+        assert isinstance(outcomes[1], TickResult)
+        assert t.script.count("context") == 3  # the failed tick's context had run, and was undone
+        t.script.before.clear()
+        assert await ticks(t, bad, 2, 1) == (2, 2)  # the same seq again: state as before the failure
+        assert await ticks(t, good, 2, 1) == (2, 2)
+
+
+async def test_a_typed_error_of_a_stage_reaches_the_caller_as_it_is() -> None:
+    async with toy() as t:
+        info = await t.core.open("toy")
+        t.script.before["context"] = fail_for(info.id, Exhausted("no blocks left"))  # type: ignore[assignment]
+        with pytest.raises(Exhausted, match="no blocks left") as caught:
+            await t.core.tick(infer(info, 1))
+        assert (caught.value.reason, caught.value.retryable) == (Reason.OUT_OF_BLOCKS, True)
+
+
+@pytest.mark.parametrize(
+    ("array", "text"),
+    [
+        (np.zeros((HORIZON, DIM), np.float64), "float64"),
+        (np.zeros((HORIZON + 1, DIM), np.float32), "expected float32"),
+        (np.full((HORIZON, DIM), 1000.5, np.float32), "above the spec's 1000"),
+        (np.full((HORIZON, DIM), -1000.5, np.float32), "below the spec's -1000"),
+        (np.full((HORIZON, DIM), np.nan, np.float32), "not finite"),
+    ],
+)
+async def test_output_that_is_not_as_the_spec_says_is_undone(array: np.ndarray, text: str) -> None:
+    async with toy() as t:
+        info = await t.core.open("toy")
+        t.script.change["act"] = lambda outputs: {"actions": Payload(PayloadKind.ACTIONS, {"actions": array})}
+        with pytest.raises(StageFailed, match=text) as caught:
+            await t.core.tick(infer(info, 1))
+        assert caught.value.reason is Reason.BAD_OUTPUT
+        t.script.change.clear()
+        assert await ticks(t, info, 1, 0) == (1, 1)
+
+
+async def test_a_missing_output_names_those_that_came() -> None:
+    async with toy() as t:
+        info = await t.core.open("toy")
+        t.script.change["context"] = lambda outputs: {"hiden": outputs["hidden"], "progress": outputs["progress"]}
+        with pytest.raises(StageFailed, match=r"'context' gave no output 'hidden'. Did you mean 'hiden'"):
+            await t.core.tick(infer(info, 1))
+
+
+async def test_the_answer_leaves_before_the_frames() -> None:
+    async with toy() as t:
+        info = await t.core.open("toy")
+        gate, early = Gate(), asyncio.Event()
+        parts: list[TickResult] = []
+        t.script.before["frames"] = gate
+
+        def on_part(part: TickResult) -> None:
+            parts.append(part)
+            early.set()
+
+        tick = asyncio.create_task(t.core.tick(infer(info, 1, step=5, frames=3), on_part))
+        await early.wait()
+        assert not tick.done()  # the frames are behind the gate
+        assert actions(parts[0])[0] == [7, 1]
+        gate.open()
+        result = await tick
+        assert result.frames is not None
+        assert (result.frames.first_step, result.frames.frames.shape) == (6, (3, 4, 4, 3))
+        assert len(parts) == 1
+        assert result.timings.total_ms > parts[0].timings.total_ms
+
+
+async def test_frames_that_fail_lose_only_themselves() -> None:
+    async with toy() as t:
+        info = await t.core.open("toy")
+        t.script.before["frames"] = fail_for(info.id, RuntimeError())  # type: ignore[assignment]
+        result = await t.core.tick(infer(info, 1, frames=2))
+        assert result.frames is None
+        assert isinstance(result.frames_error, StageFailed)
+        assert actions(result)[0] == [7, 1]
+        assert await t.core.tick(infer(info, 1, frames=2)) is result  # the seq is answered
+        t.script.before.clear()
+        result = await t.core.tick(infer(info, 2, step=1, frames=2))
+        assert actions(result)[0] == [7, 2]  # the first answer was committed
+        assert result.frames is not None
+        assert result.frames.frames[0, 0, 0].tolist() == [1, 0, 0]  # the first frames left no trace
+
+
+async def test_a_repeated_seq_is_computed_once() -> None:
+    async with toy() as t:
+        info = await t.core.open("toy")
+        gate = Gate()
+        t.script.before["act"] = gate
+        calls = [asyncio.create_task(t.core.tick(infer(info, 1))) for _ in range(3)]
+        await gate.reached()
+        gate.open()
+        results = await asyncio.gather(*calls)
+        assert results[0] is results[1] is results[2]
+        assert await t.core.tick(infer(info, 1)) is results[0]
+        assert t.script.count("context") == 1
+        await t.core.tick(infer(info, 5, step=1))  # gaps are allowed
+        for stale in (1, 4):
+            with pytest.raises(StateError, match=f"seq {stale} is stale: the session is at seq 5") as caught:
+                await t.core.tick(infer(info, stale, step=1))
+            assert caught.value.reason is Reason.STALE_SEQ
+        with pytest.raises(InvalidInput, match="seq is 0"):
+            await t.core.tick(infer(info, 0))
+        assert t.core.last_seq(info.id, info.token) == 5
+
+
+async def test_ticks_of_a_session_run_in_order_and_their_number_is_bounded() -> None:
+    async with toy() as t:
+        info = await t.core.open("toy")
+        gate = Gate()
+        t.script.before["context"] = gate
+        calls = [asyncio.create_task(t.core.tick(infer(info, seq, step=seq))) for seq in (1, 2, 3, 4, 5)]
+        await gate.reached()
+        with pytest.raises(Exhausted, match="5 ticks of this session wait") as caught:
+            await t.core.tick(infer(info, 6, step=6))
+        assert caught.value.reason is Reason.BUSY
+        gate.open()
+        results = await asyncio.gather(*calls)
+        assert [actions(r)[0][1] for r in results] == [1, 2, 3, 4, 5]
+        assert await ticks(t, info, 6, 6) == (6, 6)  # the refused seq was not used up
+
+
+async def test_a_deadline_ends_the_running_tick_and_undoes_it() -> None:
+    async with toy() as t:
+        info = await t.core.open("toy")
+        gate = Gate()
+        t.script.before["act"] = gate
+        with pytest.raises(DeadlineExceeded, match="20 ms") as caught:
+            await t.core.tick(infer(info, 1, deadline_ms=20))
+        assert caught.value.retryable
+        again = asyncio.create_task(t.core.tick(infer(info, 1)))  # before the old one is undone
+        await asyncio.sleep(0)
+        gate.open()
+        assert actions(await again)[0] == [7, 1]
+
+
+async def test_a_deadline_is_honoured_while_waiting_for_the_turn() -> None:
+    async with toy() as t:
+        info = await t.core.open("toy")
+        gate = Gate()
+        t.script.before["context"] = gate
+        first = asyncio.create_task(t.core.tick(infer(info, 1)))
+        await gate.reached()
+        with pytest.raises(DeadlineExceeded):
+            await t.core.tick(infer(info, 2, step=1, deadline_ms=5))
+        gate.open()
+        await first
+        assert t.script.count("context") == 1  # expired work never ran
+        assert await ticks(t, info, 2, 1) == (2, 2)
+
+
+async def test_a_caller_that_leaves_during_the_frames_has_its_answer_kept() -> None:
+    async with toy() as t:
+        info = await t.core.open("toy")
+        gate = Gate()
+        t.script.before["frames"] = gate
+        call = asyncio.create_task(t.core.tick(infer(info, 1, frames=1)))
+        await gate.reached()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        again = asyncio.create_task(t.core.tick(infer(info, 1, frames=1)))
+        await asyncio.sleep(0)
+        gate.open()
+        result = await again
+        assert actions(result)[0] == [7, 1]
+        assert result.frames is None
+        assert result.frames_error is not None
+        assert result.frames_error.reason is Reason.CANCELLED
+        assert t.script.count("context") == 1  # committed once
+        assert await ticks(t, info, 2, 1) == (2, 2)
+
+
+async def test_cancelling_the_last_caller_undoes_the_tick() -> None:
+    async with toy() as t:
+        info = await t.core.open("toy")
+        gate = Gate()
+        t.script.before["act"] = gate
+        calls = [asyncio.create_task(t.core.tick(infer(info, 1))) for _ in range(2)]
+        await gate.reached()
+        calls[0].cancel()
+        await asyncio.sleep(0)
+        assert not calls[1].done()  # one caller still waits
+        calls[1].cancel()
+        assert all(isinstance(o, asyncio.CancelledError) for o in await asyncio.gather(*calls, return_exceptions=True))
+        gate.open()
+        assert await ticks(t, info, 1, 0) == (1, 1)
+        assert t.script.count("context") == 2
+
+
+async def test_one_cancelled_caller_does_not_take_the_result_from_the_other() -> None:
+    async with toy() as t:
+        info = await t.core.open("toy")
+        gate = Gate()
+        t.script.before["act"] = gate
+        calls = [asyncio.create_task(t.core.tick(infer(info, 1))) for _ in range(2)]
+        await gate.reached()
+        calls[0].cancel()
+        gate.open()
+        assert actions(await calls[1])[0] == [7, 1]
+        assert t.script.count("context") == 1
+
+
+async def test_reset_begins_a_new_epoch() -> None:
+    async with toy() as t:
+        info = await t.core.open("toy", seed=1, prompt="push")
+        await t.core.tick(infer(info, 1, step=0))
+        await t.core.tick(predict(info, 2, steps=3))
+        assert await t.core.reset(info.id, info.token, seed=5) == 1
+        with pytest.raises(StateError, match="stale"):
+            await t.core.tick(predict(info, 2, steps=3))  # nothing of the old epoch is answered again
+        result = await t.core.tick(infer(info, 3, step=0))
+        assert actions(result) == [[7, 1], [0, 0], [1, 0], [0, 5]]
+        assert result.epoch == 1
+        frames = (await t.core.tick(predict(info, 4, steps=1))).frames
+        assert frames is not None
+        assert frames.frames[0, 0, 0].tolist() == [1, 0, 0]  # neither state nor feedback of the old epoch
+        assert t.core.session(info.id, info.token).seed == 5
+
+
+async def test_reset_waits_for_the_tick_before_it() -> None:
+    async with toy() as t:
+        info = await t.core.open("toy")
+        gate = Gate()
+        t.script.before["context"] = gate
+        tick = asyncio.create_task(t.core.tick(infer(info, 1)))
+        await gate.reached()
+        reset = asyncio.create_task(t.core.reset(info.id, info.token))
+        await asyncio.sleep(0)
+        gate.open()
+        assert (await tick).epoch == 0
+        assert await reset == 1
+
+
+async def test_predict_continues_step_by_step_with_feedback() -> None:
+    async with toy() as t:
+        info = await t.core.open("toy")
+        with pytest.raises(StateError, match="continues from an observation: infer or recondition first"):
+            await t.core.tick(predict(info, 1, steps=2))
+        await t.core.tick(infer(info, 1, step=10))
+        first = (await t.core.tick(predict(info, 2, steps=2))).frames
+        moves = np.full((3, DIM), 2, np.float32)
+        t.script.before["frames"] = fail_for(info.id, RuntimeError())  # type: ignore[assignment]
+        with pytest.raises(StageFailed):
+            await t.core.tick(predict(info, 3, actions=moves))
+        t.script.before.clear()
+        second = (await t.core.tick(predict(info, 3, actions=moves))).frames  # the feedback outlived the failure
+        assert first is not None
+        assert second is not None
+        assert (first.first_step, second.first_step) == (11, 13)
+        assert first.frames[0, 0, 0].tolist() == [1, 0, 0]
+        assert second.frames[0, 0, 0].tolist() == [2, 2, 12]
+
+
+async def test_recondition_to_the_past_begins_an_epoch_at_its_commit() -> None:
+    async with toy() as t:
+        info = await t.core.open("toy")
+        assert (await t.core.tick(recondition(info, 1, first=0, n=3, rows=2))).epoch == 0
+        await t.core.tick(predict(info, 2, steps=4))  # now at step 6
+        t.script.before["context"] = fail_for(info.id, RuntimeError())  # type: ignore[assignment]
+        with pytest.raises(StageFailed):
+            await t.core.tick(recondition(info, 3, first=3, n=2, rows=2))
+        assert t.core.session(info.id, info.token).epoch == 0
+        t.script.before.clear()
+        result = await t.core.tick(recondition(info, 3, first=3, n=2, rows=2))
+        assert result.epoch == 1
+        assert result.progress is not None
+        assert result.progress.step == 4
+        frames = (await t.core.tick(predict(info, 4, steps=1))).frames
+        assert frames is not None
+        assert frames.first_step == 5
+        assert frames.epoch == 1
+        assert frames.frames[0, 0, 0, 1] == 0  # what was imagined before is not continued
+        onward = await t.core.tick(recondition(info, 5, first=6, n=1, rows=1))
+        assert onward.epoch == 1  # nothing was replaced
+        with pytest.raises(StateError, match="frames from step 9 leave a gap: the session is at step 6"):
+            await t.core.tick(recondition(info, 6, first=9, n=1, rows=1))
+        with pytest.raises(InvalidInput, match="'executed' has 0 rows for 1 frames, expected 1: each"):
+            await t.core.tick(recondition(info, 7, first=7, n=1, rows=0))
+
+
+async def test_close_ends_what_is_in_flight() -> None:
+    async with toy() as t:
+        info, other = await t.core.open("toy"), await t.core.open("toy")
+        gate = Gate()
+        t.script.before["context"] = gate
+        calls = [asyncio.create_task(t.core.tick(infer(info, seq))) for seq in (1, 2)]
+        await gate.reached()
+        closing = asyncio.create_task(t.core.close(info.id, info.token))
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        assert [getattr(o, "reason", None) for o in outcomes] == [Reason.CLOSED, Reason.CLOSED]
+        gate.open()
+        await closing
+        for call in (t.core.tick(infer(info, 3)), t.core.close(info.id, info.token)):
+            with pytest.raises(UnknownSession):
+                await call
+        assert await ticks(t, other, 1, 0) == (1, 1)
+
+
+async def test_two_hundred_sessions_at_once_keep_their_own() -> None:
+    async with toy(max_sessions=200) as t:
+        infos = await asyncio.gather(*(t.core.open("toy", seed=n) for n in range(200)))
+
+        async def episode(n: int, info: SessionInfo) -> None:
+            for seq in (1, 2, 3):
+                result = await t.core.tick(infer(info, seq, step=seq, mark=n, frames=seq == 2))
+                assert actions(result)[0] == [n, seq]
+                assert actions(result)[3] == [seq, n % 100]
+                assert (result.frames is not None) == (seq == 2)
+
+        await asyncio.gather(*(episode(n, info) for n, info in enumerate(infos)))
+        with pytest.raises(Exhausted, match="all 200 sessions are taken") as caught:
+            await t.core.open("toy")
+        assert caught.value.reason is Reason.TOO_MANY_SESSIONS
+
+
+REFUSED = [
+    (lambda i: TickRequest(i.id, i.token, 1, Op.INFER), InvalidInput, "observation keys: missing mark"),
+    (
+        lambda i: TickRequest(i.id, i.token, 1, Op.INFER, arrays={"mrak": np.zeros(1), "mark": np.zeros(1)}),
+        InvalidInput,
+        r"observation keys: extra mrak \(this session sends mark\)",
+    ),
+    (lambda i: infer(i, 1, step=-1), InvalidInput, "step is -1"),
+    (lambda i: infer(i, 1, frames=9), InvalidInput, "frames is 9; pipeline 'toy' predicts 1..8"),
+    (lambda i: infer(i, 1, deadline_ms=-1), InvalidInput, "deadline_ms"),
+    (lambda i: infer(i, 1, steps=2), InvalidInput, "infer takes no actions"),
+    (lambda i: infer(i, 1, executed=np.ones((2, DIM), np.float32)), InvalidInput, "no observation came before: send 0"),
+    (lambda i: infer(i, 1, executed=np.ones((2, 3), np.float32)), InvalidInput, r"shape \[2, 3\], expected \[n, 2\]"),
+    (lambda i: predict(i, 1), InvalidInput, "predict of 0 steps; pipeline 'toy' predicts 1..8"),
+    (lambda i: predict(i, 1, steps=9), InvalidInput, "predict of 9 steps"),
+    (lambda i: predict(i, 1, actions=np.ones((2, 3), np.float32)), InvalidInput, r"expected \[n, 2\]"),
+    (lambda i: predict(i, 1, frames=2, steps=1), InvalidInput, "frames are asked for besides an infer"),
+    (lambda i: recondition(i, 1, first=0, n=0, rows=0), InvalidInput, "same number of frames"),
+    (lambda i: recondition(i, 1, first=0, n=2, rows=2), InvalidInput, "expected 1: the first has no predecessor"),
+]
+
+
+@pytest.mark.parametrize(("request_of", "error", "text"), REFUSED)
+async def test_what_does_not_fit_is_refused_and_changes_nothing(
+    request_of: object, error: type[OmniLoopError], text: str
+) -> None:
+    async with toy() as t:
+        info = await t.core.open("toy")
+        with pytest.raises(error, match=text):
+            await t.core.tick(request_of(info))  # type: ignore[operator]
+        assert t.script.runs == []
+        assert await ticks(t, info, 1, 0) == (1, 1)
+
+
+async def test_open_refuses_what_does_not_fit() -> None:
+    async with toy() as t:
+        with pytest.raises(UnknownName, match=r"no pipeline 'tyo' is served. Did you mean 'toy'"):
+            await t.core.open("tyo")
+        with pytest.raises(InvalidInput, match=r"no observation key 'extar'. Did you mean 'extra'"):
+            await t.core.open("toy", observation_keys=("mark", "extar"))
+        with pytest.raises(InvalidInput, match="needs the observation keys mark too"):
+            await t.core.open("toy", observation_keys=("extra",))
+        with pytest.raises(InvalidInput, match=r"no option 'sclae'. Did you mean 'scale'"):
+            await t.core.open("toy", options={"sclae": 2.0})
+        with pytest.raises(InvalidInput, match="option 'scale' is 'big', expected float"):
+            await t.core.open("toy", options={"scale": "big"})
+        with pytest.raises(InvalidInput, match="seed -1"):
+            await t.core.open("toy", seed=-1)
+
+
+async def test_session_options_and_given_state_reach_the_stages() -> None:
+    async with toy() as t:
+        seen: dict[str, object] = {}
+        t.script.before["context"] = lambda item: seen.update(item.params)
+        info = await t.core.open("toy", observation_keys=("extra", "mark"), options={"scale": "2.5"})
+        assert info.observation_keys == ("mark", "extra")
+        result = await t.core.tick(infer(info, 1))
+        assert actions(result)[2] == [1, 1]
+        assert seen == {"scale": 2.5, "mode": "plain", "state_given": True, "frames": 0, "first_step": 0}
+
+
+async def test_stop_refuses_new_work_and_ends_what_is_left() -> None:
+    async with toy() as t:
+        info = await t.core.open("toy")
+        gate = Gate()
+        t.script.before["context"] = gate
+        tick = asyncio.create_task(t.core.tick(infer(info, 1)))
+        await gate.reached()
+        stopping = asyncio.create_task(t.core.stop(grace_s=20))
+        await asyncio.sleep(0)
+        assert not t.core.ready
+        with pytest.raises(ServerUnavailable) as caught:
+            await t.core.open("toy")
+        assert caught.value.reason is Reason.DRAINING
+        gate.open()
+        assert actions(await tick)[0] == [7, 1]  # within the grace
+        await stopping
+
+
+async def test_unsupported_operations_name_what_the_pipeline_can() -> None:
+    from dataclasses import replace
+
+    from .toy import SPEC, TOY
+
+    spec = replace(SPEC, ops=(Op.INFER,), prompt=False)
+    lean = replace(TOY, spec=lambda: spec, plans={Op.INFER: replace(TOY.plans[Op.INFER], besides=(), frames=None)})
+    async with toy(lean) as t:
+        info = await t.core.open("toy")
+        with pytest.raises(Unsupported, match="pipeline 'toy' cannot predict; it can infer"):
+            await t.core.tick(predict(info, 1, steps=1))
+        with pytest.raises(Unsupported, match="predicts no frames besides a chunk"):
+            await t.core.tick(infer(info, 1, frames=1))
+        with pytest.raises(Unsupported, match="reads no prompt"):
+            await t.core.open("toy", prompt="push")

@@ -1,0 +1,223 @@
+"""The session machine against a small sequential model, and its table read row by row."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import asdict
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from omni_loop.errors import Exhausted, InvalidInput, OmniLoopError, Reason, StateError
+from omni_loop.session.machine import TABLE, Event, Phase, Position, SessionMachine, Verdict
+
+SEQS = st.integers(min_value=-1, max_value=12)
+
+
+def at(phase: Phase) -> SessionMachine:
+    """A machine brought to ``phase`` by legal events, with seq 1 running where a tick runs."""
+    m = SessionMachine()
+    if phase is Phase.NEW:
+        return m
+    m.opened()
+    if phase is Phase.IDLE:
+        return m
+    if phase in (Phase.RUNNING, Phase.TRAILING):
+        m.accept(1)
+        m.started(1)
+        if phase is Phase.TRAILING:
+            m.committed(1, Position(1, 1, 1))
+        return m
+    (m.lost if phase is Phase.LOST else m.closed)()
+    return m
+
+
+def send(m: SessionMachine, event: Event) -> None:
+    calls = {
+        Event.OPENED: m.opened,
+        Event.STARTED: lambda: m.started(m.pending[0] if m.pending else 1),
+        Event.COMMITTED: lambda: m.committed(m.running, Position()),
+        Event.FINISHED: m.finished,
+        Event.FAILED: m.undone,
+        Event.RESET: m.reset,
+        Event.LOST: m.lost,
+        Event.CLOSED: m.closed,
+    }
+    calls[event]()
+
+
+@pytest.mark.parametrize("event", Event)
+@pytest.mark.parametrize("phase", Phase)
+def test_every_event_in_every_phase(phase: Phase, event: Event) -> None:
+    m = at(phase)
+    if event is Event.STARTED and phase is Phase.IDLE:
+        m.accept(1)
+    before = asdict(m)
+    expected = TABLE.get((phase, event))
+    if expected is None:
+        with pytest.raises(StateError) as caught:
+            send(m, event)
+        assert asdict(m) == before
+        reasons = {Phase.LOST: Reason.SESSION_LOST, Phase.CLOSED: Reason.CLOSED}
+        assert caught.value.reason is reasons.get(phase, Reason.BUSY)
+    else:
+        send(m, event)
+        assert m.phase is expected
+
+
+def test_a_seq_that_failed_may_be_sent_again_until_a_later_one_came() -> None:
+    m = at(Phase.RUNNING)
+    m.undone()
+    assert m.judge(1) is Verdict.NEW
+    m.accept(3)
+    m.dropped(3)  # cancelled while it waited
+    with pytest.raises(StateError, match="seq 1 is stale: the session is at seq 3"):
+        m.judge(1)
+    m.accept(3)
+    assert m.judge(3) is Verdict.JOIN
+
+
+def test_a_retry_waits_while_the_failed_tick_is_being_undone() -> None:
+    m = at(Phase.RUNNING)
+    m.dropped(1)
+    m.accept(1)
+    with pytest.raises(StateError):
+        m.started(1)
+    m.undone()
+    assert m.pending == [1]  # the retry, not the tick that was undone
+    m.started(1)
+
+
+def test_a_committed_seq_cannot_be_dropped() -> None:
+    m = at(Phase.TRAILING)
+    m.dropped(1)
+    m.finished()
+    assert m.judge(1) is Verdict.REPEAT
+
+
+class Model(RuleBasedStateMachine):
+    """One session as a list of what was accepted, and what was committed, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.m = SessionMachine(max_waiting=2)
+
+    @initialize()
+    def open(self) -> None:
+        self.m.opened()
+        self.waiting: list[int] = []
+        self.running: int | None = None
+        self.trailing = False
+        self.undoing = False
+        self.highest = 0
+        self.reply: int | None = None
+        self.retry: int | None = None
+        self.epoch = self.tick = 0
+        self.commits: list[int] = []
+        self.over: Phase | None = None
+
+    def expected(self, seq: int) -> Verdict | type[OmniLoopError]:
+        if self.over is not None:
+            return StateError
+        if seq < 1:
+            return InvalidInput
+        if seq in self.waiting or seq == self.running:
+            return Verdict.JOIN
+        if seq == self.reply:
+            return Verdict.REPEAT
+        if seq <= self.highest and seq != self.retry:
+            return StateError
+        under_way = len(self.waiting) + (self.running is not None)
+        return Exhausted if under_way > 2 else Verdict.NEW
+
+    @rule(seq=SEQS)
+    def arrive(self, seq: int) -> None:
+        before = deepcopy(self.m)
+        expected = self.expected(seq)
+        if isinstance(expected, Verdict):
+            assert self.m.judge(seq) is expected
+            assert self.m == before
+        if expected is Verdict.NEW:
+            self.m.accept(seq)
+            self.waiting.append(seq)
+            self.highest, self.retry = seq, None
+            return
+        with pytest.raises(expected if not isinstance(expected, Verdict) else StateError):
+            self.m.accept(seq)
+        assert self.m == before
+
+    @precondition(lambda self: self.waiting and self.running is None and not self.undoing and self.over is None)
+    @rule()
+    def start(self) -> None:
+        self.running = self.waiting.pop(0)
+        self.m.started(self.running)
+
+    @precondition(lambda self: self.running is not None and not self.trailing)
+    @rule(past=st.booleans())
+    def commit(self, past: bool) -> None:
+        assert self.running is not None
+        self.m.committed(self.running, Position(self.running, self.running, 0), past)
+        self.reply, self.trailing = self.running, True
+        self.commits.append(self.running)
+        self.epoch, self.tick = (self.epoch + 1, 0) if past else (self.epoch, self.tick + 1)
+
+    @precondition(lambda self: self.trailing)
+    @rule()
+    def finish(self) -> None:
+        self.m.finished()
+        self.running, self.trailing = None, False
+
+    @precondition(lambda self: self.over is None)
+    @rule(seq=SEQS)
+    def drop(self, seq: int) -> None:
+        self.m.dropped(seq)
+        if self.trailing and seq == self.running:
+            return
+        if seq == self.running:
+            self.running, self.undoing = None, True
+        elif seq in self.waiting:
+            self.waiting.remove(seq)
+        else:
+            return
+        self.retry = seq if seq == self.highest else self.retry
+
+    @precondition(lambda self: (self.running is not None and not self.trailing) or self.undoing)
+    @rule()
+    def undo(self) -> None:
+        self.m.undone()
+        if self.running is not None and self.running == self.highest:
+            self.retry = self.running
+        self.running, self.undoing = None, False
+
+    @precondition(lambda self: self.running is None and not self.undoing and self.over is None)
+    @rule()
+    def reset(self) -> None:
+        self.epoch += 1
+        self.tick = 0
+        self.reply = self.retry = None
+        assert self.m.reset() == self.epoch
+
+    @precondition(lambda self: self.over is None)
+    @rule(lost=st.booleans())
+    def end(self, lost: bool) -> None:
+        (self.m.lost if lost else self.m.closed)()
+        self.over = Phase.LOST if lost else Phase.CLOSED
+        self.waiting, self.running, self.trailing, self.undoing = [], None, False, False
+
+    @invariant()
+    def agrees(self) -> None:
+        if not hasattr(self, "over"):
+            return
+        assert (self.m.epoch, self.m.tick) == (self.epoch, self.tick)
+        assert self.m.answered == (self.reply or 0)
+        assert self.commits == sorted(set(self.commits))  # each seq committed once, in order
+        expected = [*([self.running] if self.running is not None else []), *self.waiting]
+        assert self.m.pending == expected
+        if self.over is not None:
+            assert self.m.phase is self.over
+
+
+Model.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestModel = Model.TestCase
