@@ -99,34 +99,36 @@ class _Trace:
     predictions: list[Prediction] = field(default_factory=list)
     score: float = 0.0
     revision: str = ""
+    notes: list[str] = field(default_factory=list)  # what went wrong without ending the episode
 
 
 def run_episode(client: LoopClient, env: Env, suite: EvalSuite, episode: int) -> EpisodeResult:
     """Run episode number ``episode``. Whatever raises is recorded in the result, never passed on."""
     seed, trace, began = suite.first_seed + episode, _Trace(), time.monotonic()
-    outcome, reason = Outcome.ERROR, ""
+    outcome = Outcome.ERROR
     session: LoopSession | None = None
     try:
         session = client.open(suite.pipeline, prompt=suite.prompt, seed=seed, keys=suite.keys)
         success = _drive(session, env, suite, episode, trace, began + suite.time_limit_s)
         outcome = Outcome.SUCCESS if success else Outcome.FAILURE
     except EpisodeTimeout as e:
-        outcome, reason = Outcome.TIMEOUT, str(e)
+        outcome = Outcome.TIMEOUT
+        trace.notes.append(str(e))
     except OmniLoopError as e:
-        reason = f"{e.reason}: {e.text}"
+        trace.notes.append(f"{e.reason}: {e.text}")
     except Exception as e:
         log.exception("episode %d (seed %d) failed", episode, seed)
-        reason = f"{type(e).__name__}: {e}"
+        trace.notes.append(f"{type(e).__name__}: {e}")
     if session is not None:
         try:
             session.close()
         except OmniLoopError as e:  # the episode's outcome stands; that its session may linger is said
-            reason = "; ".join(filter(None, [reason, f"closing the session: {e.reason}: {e.text}"]))
+            trace.notes.append(f"closing the session: {e.reason}: {e.text}")
     width = env.action.shape[0]
     return EpisodeResult(
         episode, seed, outcome, len(trace.actions), trace.score,
         np.array(trace.actions, np.float32).reshape(-1, width), tuple(trace.ticks), tuple(trace.predictions),
-        reason, round(time.monotonic() - began, 3), trace.revision,
+        "; ".join(trace.notes), round(time.monotonic() - began, 3), trace.revision,
     )  # fmt: skip
 
 
@@ -210,6 +212,8 @@ def _keep_prediction(
     trace: _Trace,
 ) -> None:
     """Keep predicted frames as far as they belong to what was executed: the world model was told ``actions``."""
+    if result.frames_error is not None:
+        trace.notes.append(f"frames from step {step}: {result.frames_error.reason}: {result.frames_error.text}")
     if result.frames is None:
         return
     n = min(len(result.frames.frames), len(executed))
