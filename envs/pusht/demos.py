@@ -256,8 +256,8 @@ class Split:
 
 
 @dataclass(frozen=True)
-class DemoSet:
-    """A named set of demonstrations with a train and a test split of other seeds.
+class PushTDemos:
+    """The set the train command uses (a :class:`omni_loop.training.demos.DemoSet`): splits of other seeds.
 
     A set whose splits share seeds with each other or with evaluation (:data:`EVALUATION_SEED` and up) cannot
     be made; nor can folders on disk that share seeds be loaded as one.
@@ -287,7 +287,7 @@ class DemoSet:
             raise UnknownName(f"demonstrations {self.name!r} have no split {name!r}.{nearest(name, self.splits)}")
         return self.splits[name]
 
-    def scaled(self, factor: float) -> DemoSet:
+    def scaled(self, factor: float) -> PushTDemos:
         """The same set with ``factor`` times the episodes of every kind (at least one of each)."""
 
         def times(counts: Mapping[str, int]) -> dict[str, int]:
@@ -320,7 +320,7 @@ class DemoSet:
         return loaded
 
 
-PUSHT_DEMOS = DemoSet(
+PUSHT_DEMOS = PushTDemos(
     "pusht",
     KINDS,
     {

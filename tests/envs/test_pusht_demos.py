@@ -7,10 +7,10 @@ import pytest
 
 from omni_loop.env import EVALUATION_SEED
 from omni_loop.errors import ConfigError, UnknownName
-from omni_loop_envs.pusht.demos import KINDS, PUSHT_DEMOS, DemoSet, Job, Split, make_episode, scene_points
+from omni_loop_envs.pusht.demos import KINDS, PUSHT_DEMOS, Job, PushTDemos, Split, make_episode, scene_points
 from omni_loop_envs.pusht.simulator import PushTSimulator
 
-SMALL = DemoSet(
+SMALL = PushTDemos(
     "small",
     KINDS,
     {
@@ -30,11 +30,11 @@ def test_splits_and_evaluation_share_no_seed() -> None:
 def test_sets_that_share_seeds_cannot_be_made() -> None:
     one = Split({"expert": 3}, {}, first_seed=5)
     with pytest.raises(ConfigError, match="seed 7 is in both train and test"):
-        DemoSet("x", KINDS, {"train": one, "test": Split({"expert": 1}, {}, first_seed=7)})
+        PushTDemos("x", KINDS, {"train": one, "test": Split({"expert": 1}, {}, first_seed=7)})
     with pytest.raises(ConfigError, match="belongs to evaluation"):
-        DemoSet("x", KINDS, {"train": Split({"expert": 1}, {}, first_seed=EVALUATION_SEED)})
+        PushTDemos("x", KINDS, {"train": Split({"expert": 1}, {}, first_seed=EVALUATION_SEED)})
     with pytest.raises(UnknownName, match=r"'exprt'. Did you mean 'expert'"):
-        DemoSet("x", KINDS, {"train": Split({"exprt": 1}, {}, first_seed=0)})
+        PushTDemos("x", KINDS, {"train": Split({"exprt": 1}, {}, first_seed=0)})
 
 
 def test_generated_sets_load_and_overlap_on_disk_is_refused(tmp_path: Path) -> None:
