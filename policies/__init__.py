@@ -1,0 +1,1 @@
+"""Policies: the embedded action-chunk head."""

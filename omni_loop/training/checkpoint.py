@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +30,14 @@ def save(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], card:
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     (folder / "card.json").write_text(json.dumps(card, indent=1) + "\n")
     (folder / "README.md").write_text(text)
+
+
+def revision(folder: Path) -> str:
+    """First 12 hex digits of the SHA-256 of the weights: names exactly what is served."""
+    try:
+        return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()[:12]
+    except FileNotFoundError:
+        raise CheckpointError(f"no checkpoint at {folder.name!r}: model.safetensors is missing") from None
 
 
 def load_config(folder: Path, kind: type[C]) -> C:

@@ -1,0 +1,1 @@
+"""The autoregressive context model: token layout, Llama network, KV-cached decoding."""

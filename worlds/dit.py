@@ -1,0 +1,237 @@
+"""Causal diffusion transformer over frames of latents; one frame is one block of 16 tokens.
+
+Every frame attends to the frames before it (a window of ``window`` frames with itself) and to itself. It
+is denoised from noise at level 1 to level 0 by predicting the clean latents as a residual on the previous
+frame's (rectified-flow path ``x_u = (1 - u) x + u noise``). Training runs a clean and a noisy stream of the
+same frames in one pass (teacher forcing as in arXiv 2412.07772, an own noise level per frame as in
+diffusion forcing, arXiv 2407.01392); serving keeps the clean stream's keys and values in blocks.
+
+Shapes: ``b`` batch, ``f`` frames, ``p`` = 16 tokens a frame, ``d`` width, ``h`` heads, ``e`` head size,
+``s`` tokens of context. Keys are kept un-roped and get their rotary position when a tick gathers them, so
+positions are relative to the window and a rollout has no last frame.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor, nn
+
+
+class DiTConfig(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["dit"] = "dit"
+    token_dim: int = 72
+    tokens: int = 16
+    width: int = 160
+    layers: int = 5
+    heads: int = 5
+    ratio: int = 3  # feed-forward width over width
+    action_dim: int = 2
+    window: int = 6  # frames a frame sees, itself included
+    denoise_steps: int = 2
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.heads
+
+
+Rope = tuple[Tensor, Tensor]
+
+
+def rotate(x: Tensor, rope: Rope) -> Tensor:
+    """Rotary embedding over the last axis; ``rope`` broadcasts against ``x``'s halves."""
+    cos, sin = rope
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(x.dtype)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """``[b, h, n, e]`` attention; plain matmul is faster than masked SDPA on a CPU at these sizes."""
+    if mask is None:
+        return F.scaled_dot_product_attention(q, k, v)
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+    return scores.masked_fill(~mask, float("-inf")).softmax(-1).to(v.dtype) @ v
+
+
+def attend_streams(q: Tensor, k: Tensor, v: Tensor, frames: int, window: int) -> Tensor:
+    """Attention of a clean stream and a noisy one behind it, ``[b, h, 2 * frames * p, e]`` each.
+
+    Frame i of either stream sees the clean frames i - window + 1 .. i - 1 and its own tokens. Equal to
+    :func:`attend` under :func:`two_stream_mask`, without the scores that the mask would throw away.
+    """
+    b, h, n, e = q.shape
+    p, past_frames = n // (2 * frames), window - 1
+
+    def past(x: Tensor) -> Tensor:  # clean frames before each frame: [b, h, f, past * p, e]
+        x = F.pad(x[:, :, 0], (0, 0, 0, 0, past_frames, 0))
+        return torch.stack([x[:, :, j : j + frames] for j in range(past_frames)], 3).flatten(3, 4)
+
+    q, k, v = (x.view(b, h, 2, frames, p, e) for x in (q * e**-0.5, k, v))
+    both = q.transpose(2, 3).flatten(3, 4)  # [b, h, f, 2p, e]
+    before = (both @ past(k).transpose(-1, -2)).view(b, h, frames, 2, p, -1).transpose(2, 3)
+    i, j = torch.arange(frames)[:, None], torch.arange(past_frames * p)[None] // p
+    real = (i - past_frames + j >= 0).view(frames, 1, -1).to(q.device)
+    own = q @ k.transpose(-1, -2)  # [b, h, 2, f, p, p]
+    weights = torch.cat([before.masked_fill(~real, float("-inf")), own], -1).softmax(-1).to(v.dtype)
+    w_before, w_own = weights.split([past_frames * p, p], -1)
+    seen = (w_before.transpose(2, 3).flatten(3, 4) @ past(v)).view(b, h, frames, 2, p, e).transpose(2, 3)
+    return (seen + w_own @ v).reshape(b, h, n, e)
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, modulated by a shared projection plus a table of its own."""
+
+    def __init__(self, config: DiTConfig) -> None:
+        super().__init__()
+        d = config.width
+        self.heads, self.head_dim = config.heads, config.head_dim
+        self.qkv, self.out = nn.Linear(d, 3 * d), nn.Linear(d, d)
+        self.up, self.down = nn.Linear(d, config.ratio * d), nn.Linear(config.ratio * d, d)
+        self.table = nn.Parameter(torch.randn(6, d) / d**0.5)
+        self.q_scale, self.k_scale = nn.Parameter(torch.ones(self.head_dim)), nn.Parameter(torch.ones(self.head_dim))
+
+    def modulation(self, shared: Tensor) -> tuple[Tensor, ...]:
+        """``[b, f, 6, d]`` to six ``[b, f, 1, d]``."""
+        return (shared + self.table.to(shared.dtype)).unsqueeze(3).unbind(2)
+
+    def qkv_of(self, x: Tensor, m: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
+        """``[b, f, p, d]`` to three ``[b, h, f * p, e]``; queries and keys normalised, not roped."""
+        b, f, p, d = x.shape
+        y = F.layer_norm(x, (d,)) * (1 + m[0]) + m[1]
+        q, k, v = self.qkv(y).view(b, f * p, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        e = self.head_dim
+        return F.rms_norm(q, (e,)) * self.q_scale, F.rms_norm(k, (e,)) * self.k_scale, v
+
+    def rest(self, x: Tensor, a: Tensor, m: tuple[Tensor, ...]) -> Tensor:
+        b, f, p, d = x.shape
+        x = x + m[2] * self.out(a.transpose(1, 2).reshape(b, f, p, d))
+        y = F.layer_norm(x, (d,)) * (1 + m[3]) + m[4]
+        return x + m[5] * self.down(F.gelu(self.up(y), approximate="tanh"))
+
+
+class DiT(nn.Module):
+    """See the module's text. All inputs are per frame: latents ``[b, f, p, c]``, the previous frame's
+    latents, noise level ``[b, f]`` in 0..1, action that led to the frame ``[b, f, a]`` in -1..1 and whether
+    it is known ``bool[b, f]``."""
+
+    frequencies: Tensor
+    level_frequencies: Tensor
+
+    def __init__(self, config: DiTConfig) -> None:
+        super().__init__()
+        self.config = config
+        d = config.width
+        self.inp = nn.Linear(2 * config.token_dim, d)
+        self.place = nn.Parameter(torch.randn(config.tokens, d) * 0.02)
+        self.level = nn.Sequential(nn.Linear(64, d), nn.SiLU(), nn.Linear(d, d))
+        self.action = nn.Sequential(nn.Linear(config.action_dim, d), nn.SiLU(), nn.Linear(d, d))
+        self.no_action = nn.Parameter(torch.zeros(d))
+        self.shared, self.final_shared = nn.Linear(d, 6 * d), nn.Linear(d, 2 * d)
+        self.blocks = nn.ModuleList([Block(config) for _ in range(config.layers)])
+        self.final = nn.Linear(d, config.token_dim)
+        for layer in (self.shared, self.final_shared, self.final):
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
+        half = config.head_dim // 2
+        self.register_buffer("frequencies", 100.0 ** (-torch.arange(half) / half), persistent=False)
+        scale = torch.exp(torch.arange(32) * (-math.log(1000.0) / 31)) * 1000
+        self.register_buffer("level_frequencies", scale, persistent=False)
+
+    def rope(self, frames: Tensor) -> Rope:
+        """Cosines and sines ``[f * p, e / 2]`` for frame positions ``[f]``."""
+        angle = (frames.float()[:, None] * self.frequencies).repeat_interleave(self.config.tokens, 0)
+        return angle.cos(), angle.sin()
+
+    def embed(self, x: Tensor, prev: Tensor, level: Tensor, action: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        b, f = level.shape
+        d = self.config.width
+        angle = level[..., None] * self.level_frequencies
+        t = self.level(torch.cat([angle.sin(), angle.cos()], -1))
+        a = torch.where(known[..., None], self.action(action), self.no_action.to(t.dtype))
+        c = F.silu(t + a)
+        tokens = self.inp(torch.cat([x, prev], -1)) + self.place + a[:, :, None]
+        return tokens, self.shared(c).view(b, f, 6, d), self.final_shared(c).view(b, f, 2, 1, d)
+
+    def head(self, x: Tensor, m: Tensor) -> Tensor:
+        return self.final(F.layer_norm(x, (x.shape[-1],)) * (1 + m[:, :, 0]) + m[:, :, 1])
+
+    def streams(self, x: Tensor, prev: Tensor, level: Tensor, action: Tensor, known: Tensor, position: Tensor, mask: Tensor | None = None) -> Tensor:
+        """All frames at once; the residual ``[b, f, p, c]``. With a ``mask bool[f * p, f * p]``: the recompute
+        that the block pool is tested against. Without: a clean stream and a noisy one behind it (training)."""
+        h, shared, final = self.embed(x, prev, level, action, known)
+        rope = self.rope(position)
+        for block in self.blocks:
+            m = block.modulation(shared)
+            q, k, v = block.qkv_of(h, m)
+            q, k = rotate(q, rope), rotate(k, rope)
+            if mask is None:
+                seen = attend_streams(q, k, v, x.shape[1] // 2, self.config.window)
+            else:
+                seen = attend(q, k, v, mask)
+            h = block.rest(h, seen, m)
+        return self.head(h, final)
+
+    def roped_context(self, kv: Tensor) -> Tensor:
+        """Context ``[layers, 2, b, s, h, e]`` as gathered, to ``[layers, 2, b, h, s, e]`` with roped keys:
+        once a tick, reused by every denoise step."""
+        kv = kv.transpose(3, 4)
+        n = kv.shape[4] // self.config.tokens
+        rope = self.rope(torch.arange(n, device=kv.device))
+        return torch.stack([rotate(kv[:, 0], rope), kv[:, 1]], 1)
+
+    def frame(
+        self, x: Tensor, prev: Tensor, level: Tensor, action: Tensor, known: Tensor, context: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """One frame ``[b, 1, p, c]`` against a roped context: the residual, and this frame's un-roped keys
+        and values ``[layers, 2, b, p, h, e]`` for the pool."""
+        h, shared, final = self.embed(x, prev, level, action, known)
+        n = context.shape[4] // self.config.tokens
+        rope, fresh = self.rope(torch.tensor([n], device=x.device)), []
+        for block, (past_k, past_v) in zip(self.blocks, context, strict=True):
+            m = block.modulation(shared)
+            q, k, v = block.qkv_of(h, m)
+            fresh.append(torch.stack([k, v]))
+            keys, values = torch.cat([past_k, rotate(k, rope)], 2), torch.cat([past_v, v], 2)
+            h = block.rest(h, attend(rotate(q, rope), keys, values, None), m)
+        return self.head(h, final), torch.stack(fresh).transpose(3, 4)
+
+
+def band_mask(frames: int, tokens: int, window: int) -> Tensor:
+    """``bool[f * p, f * p]``: frame i sees frames i - window + 1 .. i."""
+    i = torch.arange(frames)
+    distance = i[:, None] - i[None]
+    mask = (distance >= 0) & (distance < window)
+    return mask.repeat_interleave(tokens, 0).repeat_interleave(tokens, 1)
+
+
+def two_stream_mask(frames: int, tokens: int, window: int) -> Tensor:
+    """Clean stream ahead of noisy stream: clean i sees clean <= i, noisy i sees clean < i and itself."""
+    i = torch.arange(frames)
+    distance = i[:, None] - i[None]
+    clean, noisy = (distance >= 0) & (distance < window), (distance > 0) & (distance < window)
+    mask = torch.cat(
+        [torch.cat([clean, torch.zeros_like(clean)], 1), torch.cat([noisy, distance == 0], 1)], 0
+    )
+    return mask.repeat_interleave(tokens, 0).repeat_interleave(tokens, 1)
+
+
+def noise_levels(steps: int) -> list[float]:
+    """Levels from 1 to 0 of an Euler sampler with ``steps`` steps."""
+    return [1 - i / steps for i in range(steps + 1)]
+
+
+@torch.no_grad()
+def denoise(model: DiT, prev: Tensor, action: Tensor, known: Tensor, context: Tensor, noise: Tensor, steps: int) -> Tensor:
+    """Sample the next frame ``[b, 1, p, c]``. Reads the committed context, writes nothing."""
+    x, levels = noise, noise_levels(steps)
+    for now, then in zip(levels, levels[1:], strict=False):
+        level = torch.full(x.shape[:2], now, device=x.device)
+        clean = prev + model.frame(x, prev, level, action, known, context)[0]
+        x = clean + (then / now) * (x - clean)
+    return x

@@ -1,0 +1,176 @@
+"""The frames stage: observes real frames, predicts the next ones under given actions.
+
+A frame is one block of the pool: OBSERVED when it was real, IMAGINED when it was predicted. Observing drops
+every imagined block behind it. Inputs: ``actions`` (the client's, or the act head's chunk), ``observation``
+(real frames to recondition on) or ``latents`` (of the frame the context stage saw). Output: ``latents``
+``[n, 16, c]`` of the predicted frames with the ``actions [n, 2]`` that lead to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from omni_loop.errors import InvalidInput, StateError
+from omni_loop.messages import PayloadKind
+from omni_loop.stage import CounterSpec, KVSpec, Outputs, Payload, RingSpec, StageItem, StateSpec, StateView
+from omni_loop.training.checkpoint import load_config, load_weights, revision
+from omni_loop.types import Op, StageKind
+from torch import Tensor
+
+from ..dit import DiT, DiTConfig, denoise
+from .shared import checkpoint, codec_of, encode, to_unit
+
+
+class FramesStage:
+    """See the module's text. ``max_predict`` bounds the frames of one tick, and with it its scratch."""
+
+    kind = StageKind.FRAMES
+
+    def __init__(self, checkpoints: str = "", device: str = "cpu", max_predict: int = 16, denoise_steps: int = 0) -> None:
+        folder = checkpoint("world", checkpoints)
+        config = load_config(folder, DiTConfig)
+        self.model = DiT(config)
+        load_weights(folder, self.model)
+        self.model.to(device)
+        self.codec = codec_of(checkpoint("codec", checkpoints), device)
+        self.steps = denoise_steps or config.denoise_steps
+        self.max_predict, self.device, self.revision = max_predict, device, revision(folder)
+
+    def state_specs(self) -> Mapping[str, StateSpec]:
+        c = self.model.config
+        return {
+            "kv": KVSpec(
+                layers=c.layers,
+                kv_heads=c.heads,
+                head_dim=c.head_dim,
+                block_size=c.tokens,
+                window_blocks=c.window - 1,
+                scratch_blocks=self.max_predict + 1,
+            ),
+            # Latents of the window's frames: the residual's base, also after a step back.
+            "recent": RingSpec((c.tokens, c.token_dim), capacity=c.window),
+            "observed": CounterSpec(),  # frames of the session that were real
+        }
+
+    def run(self, items: Sequence[StageItem]) -> Sequence[Outputs | Exception]:
+        results: list[Outputs | Exception] = []
+        for item in items:
+            try:
+                results.append(self._tick(item))
+            except Exception as e:  # one item's failure is its own result
+                results.append(e)
+        return results
+
+    @torch.no_grad()
+    def _tick(self, item: StageItem) -> Outputs:
+        if item.op is Op.RECONDITION and "observation" in item.inputs:
+            return self._recondition(item)
+        if "latents" in item.inputs and item.op is not Op.PREDICT:
+            # A lone real frame every few steps: what came before does not lead to it frame by frame.
+            self._restart(item.state)
+            seen = torch.as_tensor(item.inputs["latents"].arrays["latents"], device=self.device)
+            self._append(item.state, seen[None, :1, :, :].reshape(1, 1, *seen.shape[-2:]), None, imagined=False)
+        return self._predict(item)
+
+    def _recondition(self, item: StageItem) -> Outputs:
+        arrays = item.inputs["observation"].arrays
+        frames = encode(self.codec, arrays["image"])  # [n, 16, c]
+        executed = to_unit(arrays["executed"]) if "executed" in arrays else torch.zeros(0, 2)
+        first, n = int(item.params.get("first_step", item.step)), len(frames)
+        self._rewind(item.state, first)
+        expected = n if first > 0 else n - 1
+        if len(executed) != expected:
+            raise InvalidInput(
+                f"{n} frames from step {first} need {expected} executed actions (action t leads from frame t "
+                f"to t + 1), got {len(executed)}"
+            )
+        for i, latents in enumerate(frames):
+            lead = i if first > 0 else i - 1
+            action = executed[lead][None, None] if lead >= 0 else None
+            self._append(item.state, latents[None, None], action, imagined=False)
+        return {"latents": Payload(PayloadKind.LATENTS, {"latents": frames, "actions": executed}, {"first_step": first})}
+
+    def _rewind(self, state: StateView, first: int) -> None:
+        """Make ``first`` the next step to be observed."""
+        kv, ring, tokens = state.kv("kv"), state.ring("recent"), self.model.config.tokens
+        present, held = kv.total // tokens, list(ring.items())
+        if first == 0:
+            self._restart(state)
+            return
+        if first > present:
+            raise StateError(f"step {first} does not follow: the session holds frames of steps 0 to {present - 1}")
+        if first == present:
+            return
+        kept = len(held) - (present - first)
+        if kept < 1:
+            raise StateError(f"step {first} lies before what the session still holds (from step {present - len(held) + 1} on)")
+        kv.truncate(first * tokens)
+        ring.clear()
+        for latents in held[:kept]:
+            ring.push(latents)
+
+    def _restart(self, state: StateView) -> None:
+        state.kv("kv").truncate(0)
+        state.ring("recent").clear()
+        state.counter("observed").set(0)
+
+    def _predict(self, item: StageItem) -> Outputs:
+        actions = to_unit(item.inputs["actions"].arrays["actions"]).to(self.device)
+        count = int(item.params.get("frames", 0) or item.params.get("steps", 0)) or len(actions)
+        if not 0 < count <= min(len(actions), self.max_predict):
+            raise InvalidInput(
+                f"{count} frames asked for, between 1 and {min(len(actions), self.max_predict)} can be predicted"
+            )
+        if not item.state.ring("recent").items():
+            raise StateError("no frame to predict from: send one with Recondition (or Infer) first")
+        generator = torch.Generator().manual_seed(item.noise_seed("frames"))
+        made = []
+        for action in actions[:count]:
+            made.append(self._next(item.state, action[None, None], generator))
+        latents = torch.cat(made)
+        meta = {"first_step": item.step + 1}
+        return {"latents": Payload(PayloadKind.LATENTS, {"latents": latents, "actions": actions[:count]}, meta)}
+
+    def _next(self, state: StateView, action: Tensor, generator: torch.Generator) -> Tensor:
+        """Denoise one frame against the committed blocks, then write its own block: ``[1, 16, c]``."""
+        prev = torch.as_tensor(state.ring("recent").items()[-1], device=self.device)[None, None]
+        context = self._context(state)
+        noise = torch.randn(prev.shape, generator=generator).to(self.device)
+        known = torch.ones(1, 1, dtype=torch.bool, device=self.device)
+        latents = denoise(self.model, prev, action, known, context, noise, self.steps)
+        self._append(state, latents, action, imagined=True, context=context)
+        return latents[0]
+
+    def _context(self, state: StateView) -> Tensor:
+        return self.model.roped_context(state.kv("kv").gather().unsqueeze(2))
+
+    def _append(
+        self, state: StateView, latents: Tensor, action: Tensor | None, imagined: bool, context: Tensor | None = None
+    ) -> None:
+        """The clean pass of ``latents [1, 1, 16, c]``: its keys and values become the next block."""
+        ring = state.ring("recent")
+        held = ring.items()
+        prev = torch.as_tensor(held[-1], device=self.device)[None, None] if held else latents
+        known = torch.tensor([[action is not None]], device=self.device)
+        led = torch.zeros(1, 1, 2, device=self.device) if action is None else action.to(self.device)
+        context = self._context(state) if context is None else context
+        level = torch.zeros(1, 1, device=self.device)
+        _, kv = self.model.frame(latents, prev, level, led, known, context)
+        state.kv("kv").append(kv[:, :, 0], imagined=imagined)
+        ring.push(latents[0, 0])
+        if not imagined:
+            counter = state.counter("observed")
+            counter.set(counter.get() + 1)
+
+    def warm_up(self) -> None:
+        c = self.model.config
+        z = torch.zeros(1, 1, c.tokens, c.token_dim, device=self.device)
+        context = torch.zeros(c.layers, 2, 1, c.heads, 0, c.head_dim, device=self.device)
+        action, known = torch.zeros(1, 1, c.action_dim, device=self.device), torch.ones(1, 1, dtype=torch.bool)
+        denoise(self.model, z, action, known.to(self.device), context, z, self.steps)
+
+
+def frames(**options: str | int) -> FramesStage:
+    """Factory registered as ``frames``."""
+    return FramesStage(**options)  # type: ignore[arg-type]  # options come from YAML, checked by the call

@@ -1,0 +1,42 @@
+"""What the world-side stages share: shipped checkpoints, one codec per process, table units."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..codec import FrameCodec, to_float
+from ..context.perceive import load_codec
+
+SHIPPED = Path(__file__).parent.parent / "checkpoints"
+TABLE_HALF = 256.0  # px of the table per unit of -1..1
+
+
+def checkpoint(name: str, folder: str = "") -> Path:
+    """Folder of a part: shipped, or below ``folder`` when a deployment names one."""
+    return (Path(folder) if folder else SHIPPED) / name
+
+
+@lru_cache(maxsize=4)
+def codec_of(folder: Path, device: str) -> FrameCodec:
+    """Several stages of a process read frames by the same weights: load them once."""
+    return load_codec(folder).to(device)
+
+
+def encode(codec: FrameCodec, images: Any) -> Tensor:
+    """``uint8[n, h, w, 3]`` to patchified latents ``float32[n, 16, c]``."""
+    return codec.patchify(codec.encode(to_float(torch.as_tensor(images, device=codec.latent_mean.device))))
+
+
+def to_unit(px: Any) -> Tensor:
+    """Table pixels (0..512) to -1..1."""
+    return torch.as_tensor(px, dtype=torch.float32) / TABLE_HALF - 1
+
+
+def to_px(unit: Tensor) -> Tensor:
+    """-1..1 to table pixels."""
+    return (unit + 1) * TABLE_HALF
