@@ -127,7 +127,9 @@ class Book:
         return pb.ResetRequest(session=self.ref, seed=seed, prompt=prompt)
 
     def read(self, reply: pb.TickReply) -> TickResult:
-        return codec.decode_result(reply, self.spec, ANSWERS)
+        result = codec.decode_result(reply, self.spec, ANSWERS)
+        self.epoch = max(self.epoch, result.epoch)  # a recondition to the past began a new one
+        return result
 
     def read_reset(self, reply: pb.ResetReply) -> int:
         self.epoch = reply.epoch

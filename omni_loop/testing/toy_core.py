@@ -59,8 +59,9 @@ class _Live:
 
 
 class ToyCore:
-    """Options: ``fail_at`` (seq, typed), ``crash_at`` (seq, untyped), ``late_at`` (seq, past its deadline), ``hang_at`` (seq),
-    ``frames_fail``. While :attr:`gate` is cleared every tick waits; :attr:`computed` counts those that ran."""
+    """Options of a session: at the seq they name, ``fail_at`` raises a typed error, ``crash_at`` an untyped one,
+    ``late_at`` that the deadline passed, and ``hang_at`` never ends; ``frames_fail`` loses all frames. While
+    :attr:`gate` is cleared every tick waits; :attr:`computed` counts those that ran."""
 
     def __init__(self, spec: SessionSpec = SPEC) -> None:
         self.specs: Mapping[str, SessionSpec] = {spec.pipeline: spec}
