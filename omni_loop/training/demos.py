@@ -49,7 +49,7 @@ class Demos:
             raise FileNotFoundError(f"{self.folder} is no demonstration set: {', '.join(missing)} missing")
 
     def column(self, name: str) -> NDArray[Any]:
-        column: NDArray[Any] = np.load(self.folder / f"{name}.npy", mmap_mode="r" if name == "frames" else None)
+        column: NDArray[Any] = np.load(self.folder / f"{name}.npy", mmap_mode="c" if name == "frames" else None)
         return column
 
     @cached_property

@@ -48,14 +48,15 @@ def load_context(folder: Path) -> ContextModel:
 
 
 @torch.no_grad()
-def perceive(codec: FrameCodec, revision: str, demos: Demos, log: Callable[[str], None]) -> Seen:
-    """Latents, tokens and scene estimates of all framed rows, in float32 as they are served.
+def perceive(codec: FrameCodec, revision: str, demos: Demos, log: Callable[[str], None], exact: bool = False) -> Seen:
+    """Latents, tokens and scene estimates of all framed rows: ``exact`` in float32 as they are served, else
+    with bfloat16 convolutions (as good for training: the readout's error grows by a hundredth).
 
     Kept beside the frames under the codec's revision: three trainers need the same minutes of encoding.
     """
-    folder = demos.folder / f"seen-{revision}"
+    folder = demos.folder / f"seen-{revision}{'-exact' if exact else ''}"
     if not (folder / "estimate.npy").exists():
-        _encode_all(codec, demos, folder, log)
+        _encode_all(codec, demos, folder, log, exact)
     n = len(demos.frames)
     return Seen(
         torch.from_numpy(np.load(folder / "latents.npy")),
@@ -67,13 +68,14 @@ def perceive(codec: FrameCodec, revision: str, demos: Demos, log: Callable[[str]
     )
 
 
-def _encode_all(codec: FrameCodec, demos: Demos, folder: Path, log: Callable[[str], None]) -> None:
+def _encode_all(codec: FrameCodec, demos: Demos, folder: Path, log: Callable[[str], None], exact: bool) -> None:
     latents, codes, estimates, n = [], [], [], len(demos.frames)
     for lo in range(0, n, 128):
-        z = codec.encode(to_float(torch.from_numpy(demos.frames[lo : lo + 128])))
+        with torch.autocast("cpu", torch.bfloat16, enabled=not exact):
+            z = codec.encode(to_float(torch.from_numpy(demos.frames[lo : lo + 128]))).float()
+            codes.append(codec.tokens(z).short())
+            estimates.append(codec.scene(z).float())
         latents.append(codec.patchify(z).half())
-        codes.append(codec.tokens(z).short())
-        estimates.append(codec.scene(z))
         if lo % 12800 == 0:
             log(f"encoded {lo}/{n} frames")
     folder.mkdir(exist_ok=True)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from omni_loop.training.checkpoint import revision
 from omni_loop.training.demos import Demos
 from omni_loop.training.optim import Average, Optimiser, cosine
-from omni_loop.training.recipe import Recipe, TrainContext, Trained, begin
+from omni_loop.training.recipe import Recipe, TrainContext, Trained, Trainer, begin
 from torch import Tensor
 
 from ..codec import FrameCodec
@@ -217,7 +217,7 @@ def train(recipe: ContextRecipe, context: TrainContext) -> Trained:
             shown = " ".join(f"{k} {v / 50:.4f}" for k, v in sums.items())
             context.log(f"step {step + 1}/{recipe.steps} {shown} {context.spent()['wall_minutes']} min")
             sums = dict.fromkeys(sums, 0.0)
-    metrics = evaluate(average.module, perceive(codec, version, context.test, context.log), context.test, recipe)
+    metrics = evaluate(average.module, perceive(codec, version, context.test, context.log, exact=True), context.test, recipe)
     return Trained(
         "context",
         recipe.model.model_dump(mode="json"),
@@ -226,3 +226,6 @@ def train(recipe: ContextRecipe, context: TrainContext) -> Trained:
         "instruction, 96 x 96 frames (codes and the readout's estimate), agent position, executed actions",
         "expert, perturbed and random episodes and drawn scenes; held-out episodes for the figures",
     )
+
+
+TRAINER = Trainer(ContextRecipe, train)

@@ -7,7 +7,7 @@ import torch
 from omni_loop.training.checkpoint import revision
 from omni_loop.training.demos import Demos
 from omni_loop.training.optim import Average, Optimiser, trapezoid
-from omni_loop.training.recipe import Recipe, TrainContext, Trained, begin
+from omni_loop.training.recipe import Recipe, TrainContext, Trained, Trainer, begin
 from torch import Tensor
 
 from ..codec import FrameCodec
@@ -152,3 +152,6 @@ def train(recipe: WorldRecipe, context: TrainContext) -> Trained:
         "96 x 96 frames and executed actions",
         "frames of expert, perturbed and random episodes",
     )
+
+
+TRAINER = Trainer(WorldRecipe, train)
