@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+
 from omni_loop.messages import PayloadKind
 from omni_loop.stage import Outputs, Payload, StageItem, StateSpec
 from omni_loop.training.checkpoint import load_config, load_weights, revision

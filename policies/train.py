@@ -7,11 +7,12 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from omni_loop import registry
 from omni_loop.training.demos import Demos
 from omni_loop.training.optim import Average, Optimiser, cosine
 from omni_loop.training.recipe import Recipe, TrainContext, Trained, Trainer, begin
-from torch import Tensor
 
 from .flow import ActConfig, ActHead, features_of
 
@@ -66,7 +67,9 @@ class Samples:
         return self.label[self.ahead[at]] - self.points[torch.from_numpy(self.rows)[at], 0][:, None]
 
 
-def _loss(model: ActHead, chunk: Tensor, mask: Tensor, features: Tensor, history: Tensor, kv: Tensor, present: Tensor) -> Tensor:
+def _loss(
+    model: ActHead, chunk: Tensor, mask: Tensor, features: Tensor, history: Tensor, kv: Tensor, present: Tensor
+) -> Tensor:
     noise, t = torch.randn_like(chunk), torch.rand(len(chunk))
     if torch.rand(()) < 0.5:
         t = 1 - t**1.5

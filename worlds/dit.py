@@ -14,7 +14,9 @@ positions are relative to the window and a rollout has no last frame.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -143,12 +145,18 @@ class DiT(nn.Module):
         scale = torch.exp(torch.arange(32) * (-math.log(1000.0) / 31)) * 1000
         self.register_buffer("level_frequencies", scale, persistent=False)
 
+    @property
+    def _blocks(self) -> Iterable[Block]:
+        return cast("Iterable[Block]", self.blocks)  # torch does not say what a ModuleList holds
+
     def rope(self, frames: Tensor) -> Rope:
         """Cosines and sines ``[f * p, e / 2]`` for frame positions ``[f]``."""
         angle = (frames.float()[:, None] * self.frequencies).repeat_interleave(self.config.tokens, 0)
         return angle.cos(), angle.sin()
 
-    def embed(self, x: Tensor, prev: Tensor, level: Tensor, action: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def embed(
+        self, x: Tensor, prev: Tensor, level: Tensor, action: Tensor, known: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         b, f = level.shape
         d = self.config.width
         angle = level[..., None] * self.level_frequencies
@@ -161,12 +169,21 @@ class DiT(nn.Module):
     def head(self, x: Tensor, m: Tensor) -> Tensor:
         return self.final(F.layer_norm(x, (x.shape[-1],)) * (1 + m[:, :, 0]) + m[:, :, 1])
 
-    def streams(self, x: Tensor, prev: Tensor, level: Tensor, action: Tensor, known: Tensor, position: Tensor, mask: Tensor | None = None) -> Tensor:
+    def streams(
+        self,
+        x: Tensor,
+        prev: Tensor,
+        level: Tensor,
+        action: Tensor,
+        known: Tensor,
+        position: Tensor,
+        mask: Tensor | None = None,
+    ) -> Tensor:
         """All frames at once; the residual ``[b, f, p, c]``. With a ``mask bool[f * p, f * p]``: the recompute
         that the block pool is tested against. Without: a clean stream and a noisy one behind it (training)."""
         h, shared, final = self.embed(x, prev, level, action, known)
         rope = self.rope(position)
-        for block in self.blocks:
+        for block in self._blocks:
             m = block.modulation(shared)
             q, k, v = block.qkv_of(h, m)
             q, k = rotate(q, rope), rotate(k, rope)
@@ -193,7 +210,7 @@ class DiT(nn.Module):
         h, shared, final = self.embed(x, prev, level, action, known)
         n = context.shape[4] // self.config.tokens
         rope, fresh = self.rope(torch.tensor([n], device=x.device)), []
-        for block, (past_k, past_v) in zip(self.blocks, context, strict=True):
+        for block, (past_k, past_v) in zip(self._blocks, context, strict=True):
             m = block.modulation(shared)
             q, k, v = block.qkv_of(h, m)
             fresh.append(torch.stack([k, v]))
@@ -215,9 +232,7 @@ def two_stream_mask(frames: int, tokens: int, window: int) -> Tensor:
     i = torch.arange(frames)
     distance = i[:, None] - i[None]
     clean, noisy = (distance >= 0) & (distance < window), (distance > 0) & (distance < window)
-    mask = torch.cat(
-        [torch.cat([clean, torch.zeros_like(clean)], 1), torch.cat([noisy, distance == 0], 1)], 0
-    )
+    mask = torch.cat([torch.cat([clean, torch.zeros_like(clean)], 1), torch.cat([noisy, distance == 0], 1)], 0)
     return mask.repeat_interleave(tokens, 0).repeat_interleave(tokens, 1)
 
 
@@ -227,10 +242,12 @@ def noise_levels(steps: int) -> list[float]:
 
 
 @torch.no_grad()
-def denoise(model: DiT, prev: Tensor, action: Tensor, known: Tensor, context: Tensor, noise: Tensor, steps: int) -> Tensor:
+def denoise(
+    model: DiT, prev: Tensor, action: Tensor, known: Tensor, context: Tensor, noise: Tensor, steps: int
+) -> Tensor:
     """Sample the next frame ``[b, 1, p, c]``. Reads the committed context, writes nothing."""
     x, levels = noise, noise_levels(steps)
-    for now, then in zip(levels, levels[1:], strict=False):
+    for now, then in pairwise(levels):
         level = torch.full(x.shape[:2], now, device=x.device)
         clean = prev + model.frame(x, prev, level, action, known, context)[0]
         x = clean + (then / now) * (x - clean)

@@ -73,7 +73,7 @@ def _imagine_spec() -> SessionSpec:
         horizon=_HORIZON,
         execution_horizon=_EXECUTE,
         control_hz=_HZ,
-        ops=(Op.INFER, Op.PREDICT, Op.RECONDITION),
+        ops=(Op.INFER, Op.PREDICT),
         frame=_FRAME,
         max_predict=_EXECUTE,
         prompt=True,
@@ -130,6 +130,6 @@ PUSHT_IMAGINE = Pipeline(
         *_THINK,
         *_IMAGINE,
     ),
-    dict.fromkeys((Op.INFER, Op.PREDICT, Op.RECONDITION), _IMAGINING),
+    dict.fromkeys((Op.INFER, Op.PREDICT), _IMAGINING),
     "observation -> context -> act -> frames, and the imagined frames are the next tick's observation",
 )

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from omni_loop.training.demos import Demos
 from torch import Tensor
+
+from omni_loop.training.demos import Demos
 
 from .codec import FrameCodec, to_float
 from .dit import DiT

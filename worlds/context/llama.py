@@ -74,7 +74,10 @@ class Attention(nn.Module):
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries ``[b, h, n, e]``, un-roped keys and values ``[b, g, n, e]``."""
         b, n, _ = x.shape
-        split = lambda y, heads: y.view(b, n, heads, self.e).transpose(1, 2)  # noqa: E731
+
+        def split(y: Tensor, heads: int) -> Tensor:
+            return y.view(b, n, heads, self.e).transpose(1, 2)
+
         return split(self.q_proj(x), self.h), split(self.k_proj(x), self.g), split(self.v_proj(x), self.g)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -144,7 +147,7 @@ class ContextModel(nn.Module):
         Positions count from the oldest cached token. Returns the normed last hidden states ``[b, n, d]`` and
         the new tokens' cache ``[layers, 2, b, n, g, e]``. ``mask bool[n, s + n]`` defaults to causal.
         """
-        b, n = tokens.shape
+        n = tokens.shape[1]
         s = past.shape[3]
         angle = torch.arange(s + n, device=tokens.device).float()[:, None] * self.frequencies
         angle = torch.cat([angle, angle], -1)

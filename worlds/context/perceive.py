@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from omni_loop.training.checkpoint import load_config, load_weights, revision
 from omni_loop.training.demos import Demos
-from torch import Tensor
 
 from ..codec import CodecConfig, FrameCodec, to_float
 from . import layout
@@ -116,9 +117,7 @@ class ContextReader:
         """
         seen, c = perceive(self._codec, self._revision, demos, log), self._model.config
         n = len(seen.frame)
-        kv = torch.zeros(
-            n, c.num_hidden_layers, 2, layout.TICK, c.num_key_value_heads, c.head_dim, dtype=torch.float16
-        )
+        kv = torch.zeros(n, c.num_hidden_layers, 2, layout.TICK, c.num_key_value_heads, c.head_dim, dtype=torch.float16)
         spans = [
             (int(demos.start[e]) + phase, int(demos.start[e] + demos.length[e]))
             for e in demos.episodes("expert", "perturbed", framed=True)
@@ -146,4 +145,3 @@ class ContextReader:
 
 
 __all__ = ["INSTRUCTION", "STRIDE", "ContextReader", "Seen", "load_codec", "load_context", "perceive", "tokens_of"]
-

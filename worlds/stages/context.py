@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from omni_loop.errors import InvalidInput, StateError
 from omni_loop.messages import PayloadKind
 from omni_loop.stage import KVSpec, Outputs, PagedKV, Payload, StageItem, StateSpec
 from omni_loop.training.checkpoint import revision
 from omni_loop.types import StageKind
-from torch import Tensor
 
 from ..context import layout
 from ..context.decode import read_instruction, read_tick

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+
 from omni_loop.messages import PayloadKind
 from omni_loop.stage import Outputs, Payload, StageItem, StateSpec
 from omni_loop.training.checkpoint import revision

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
+
 from omni_loop.errors import InvalidInput, StateError
 from omni_loop.messages import PayloadKind
 from omni_loop.stage import CounterSpec, KVSpec, Outputs, Payload, RingSpec, StageItem, StateSpec, StateView
 from omni_loop.training.checkpoint import load_config, load_weights, revision
 from omni_loop.types import Op, StageKind
-from torch import Tensor
 
 from ..dit import DiT, DiTConfig, denoise
 from .shared import checkpoint, codec_of, encode, to_unit
@@ -27,7 +28,9 @@ class FramesStage:
 
     kind = StageKind.FRAMES
 
-    def __init__(self, checkpoints: str = "", device: str = "cpu", max_predict: int = 16, denoise_steps: int = 0) -> None:
+    def __init__(
+        self, checkpoints: str = "", device: str = "cpu", max_predict: int = 16, denoise_steps: int = 0
+    ) -> None:
         folder = checkpoint("world", checkpoints)
         config = load_config(folder, DiTConfig)
         self.model = DiT(config)
@@ -89,7 +92,9 @@ class FramesStage:
             lead = i if first > 0 else i - 1
             action = executed[lead][None, None] if lead >= 0 else None
             self._append(item.state, latents[None, None], action, imagined=False)
-        return {"latents": Payload(PayloadKind.LATENTS, {"latents": frames, "actions": executed}, {"first_step": first})}
+        return {
+            "latents": Payload(PayloadKind.LATENTS, {"latents": frames, "actions": executed}, {"first_step": first})
+        }
 
     def _rewind(self, state: StateView, first: int) -> None:
         """Make ``first`` the next step to be observed."""
@@ -104,7 +109,9 @@ class FramesStage:
             return
         kept = len(held) - (present - first)
         if kept < 1:
-            raise StateError(f"step {first} lies before what the session still holds (from step {present - len(held) + 1} on)")
+            raise StateError(
+                f"step {first} lies before what the session still holds (from step {present - len(held) + 1} on)"
+            )
         kv.truncate(first * tokens)
         ring.clear()
         for latents in held[:kept]:
@@ -125,10 +132,7 @@ class FramesStage:
         if not item.state.ring("recent").items():
             raise StateError("no frame to predict from: send one with Recondition (or Infer) first")
         generator = torch.Generator().manual_seed(item.noise_seed("frames"))
-        made = []
-        for action in actions[:count]:
-            made.append(self._next(item.state, action[None, None], generator))
-        latents = torch.cat(made)
+        latents = torch.cat([self._next(item.state, action[None, None], generator) for action in actions[:count]])
         meta = {"first_step": item.step + 1}
         return {"latents": Payload(PayloadKind.LATENTS, {"latents": latents, "actions": actions[:count]}, meta)}
 

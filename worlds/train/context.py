@@ -7,11 +7,13 @@ import math
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
 from omni_loop.training.checkpoint import revision
 from omni_loop.training.demos import Demos
 from omni_loop.training.optim import Average, Optimiser, cosine
 from omni_loop.training.recipe import Recipe, TrainContext, Trained, Trainer, begin
-from torch import Tensor
 
 from ..codec import FrameCodec
 from ..context import layout
@@ -37,7 +39,7 @@ class ContextRecipe(Recipe):
     ema: float = 0.998
 
 
-def tick_rows(start: int, end: int, ticks: int, stride: int) -> np.ndarray:
+def tick_rows(start: int, end: int, ticks: int, stride: int) -> NDArray[np.int64]:
     """Rows of up to ``ticks`` ticks that end at ``end``, ``stride`` apart, none before ``start``; -1 pads
     in front."""
     rows = np.arange(end, start - 1, -stride)[:ticks][::-1]
@@ -57,7 +59,7 @@ class Sessions:
         self._poses = demos.rows(demos.episodes("poses", framed=True))
         self._instruction = layout.instruction_tokens(recipe.instruction)
 
-    def _rows(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def _rows(self, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         r = self.recipe
         if rng.random() < r.pose_share:
             rows = rng.choice(self._poses, r.ticks)
@@ -217,7 +219,9 @@ def train(recipe: ContextRecipe, context: TrainContext) -> Trained:
             shown = " ".join(f"{k} {v / 50:.4f}" for k, v in sums.items())
             context.log(f"step {step + 1}/{recipe.steps} {shown} {context.spent()['wall_minutes']} min")
             sums = dict.fromkeys(sums, 0.0)
-    metrics = evaluate(average.module, perceive(codec, version, context.test, context.log, exact=True), context.test, recipe)
+    metrics = evaluate(
+        average.module, perceive(codec, version, context.test, context.log, exact=True), context.test, recipe
+    )
     return Trained(
         "context",
         recipe.model.model_dump(mode="json"),

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from omni_loop.training.checkpoint import revision
 from omni_loop.training.demos import Demos
 from omni_loop.training.optim import Average, Optimiser, trapezoid
 from omni_loop.training.recipe import Recipe, TrainContext, Trained, Trainer, begin
-from torch import Tensor
 
 from ..codec import FrameCodec
 from ..context.perceive import Seen, load_codec, perceive
 from ..dit import DiT, DiTConfig
 from ..quality import Quality, Windows, summarise
+
 
 class WorldRecipe(Recipe):
     """``moving`` weighs tokens that change; ``scene_weight`` scores predicted latents by the readout;
@@ -50,9 +52,7 @@ class Sequences:
 
     def draw(self, rng: np.random.Generator, batch: int) -> tuple[Tensor, Tensor, Tensor]:
         n = int(batch * self._share)
-        starts = np.concatenate(
-            [rng.choice(self._starts["random"], n), rng.choice(self._starts["skilled"], batch - n)]
-        )
+        starts = np.concatenate([rng.choice(self._starts["random"], n), rng.choice(self._starts["skilled"], batch - n)])
         ix = torch.from_numpy(starts)[:, None] + torch.arange(self._frames + 1)
         return self._seen.latents[ix].float(), self._seen.action[ix[:, :-1]], self._seen.points[ix[:, 1:]]
 
@@ -65,7 +65,9 @@ class WorldLoss:
         self.recipe, self.codec = recipe, codec
         self.position = torch.cat([torch.arange(f)] * 2)
 
-    def _pass(self, model: DiT, clean: Tensor, prev: Tensor, noisy: Tensor, levels: Tensor, action: Tensor, known: Tensor) -> Tensor:
+    def _pass(
+        self, model: DiT, clean: Tensor, prev: Tensor, noisy: Tensor, levels: Tensor, action: Tensor, known: Tensor
+    ) -> Tensor:
         """Predicted clean latents of the noisy stream ``[b, f, p, c]``."""
         f = self.recipe.frames
         with torch.autocast("cpu", torch.bfloat16):
