@@ -8,7 +8,7 @@ package does not import torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -161,6 +161,17 @@ class StageItem:
 
 
 Outputs = Mapping[str, Payload]
+
+
+def one_by_one(run: Callable[[StageItem], Outputs], items: Sequence[StageItem]) -> list[Outputs | Exception]:
+    """A batch by ``run``ning each item alone: one item's failure is its own result."""
+    results: list[Outputs | Exception] = []
+    for item in items:
+        try:
+            results.append(run(item))
+        except Exception as e:  # the runner answers that item with it
+            results.append(e)
+    return results
 
 
 @runtime_checkable

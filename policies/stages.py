@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from omni_loop.messages import PayloadKind
-from omni_loop.stage import Outputs, Payload, StageItem, StateSpec
+from omni_loop.stage import Outputs, Payload, StageItem, StateSpec, one_by_one
 from omni_loop.training.checkpoint import load_config, load_weights, revision
 from omni_loop.types import StageKind
 
@@ -42,7 +42,7 @@ class ActStage:
         return {}
 
     def run(self, items: Sequence[StageItem]) -> Sequence[Outputs | Exception]:
-        return [self._act(item) for item in items]
+        return one_by_one(self._act, items)
 
     def _act(self, item: StageItem) -> Outputs:
         c, scene = self.model.config, item.inputs["scene"]
@@ -56,7 +56,7 @@ class ActStage:
         features = features_of(before[None], points[None, 0], points[None, 1:], history)
         chunk = self.model.sample(noise, features, history, kv, present)[0]
         actions = ((chunk + 1) * TABLE_HALF).clamp(0, 2 * TABLE_HALF).float().cpu()
-        return {"chunk": Payload(PayloadKind.ACTIONS, {"actions": actions})}
+        return {"chunk": Payload(PayloadKind.ACTIONS, {"actions": actions}, {"revision": self.revision})}
 
     def warm_up(self) -> None:
         c = self.model.config

@@ -1,8 +1,10 @@
 """The context stage: sees an observation (real or imagined), remembers it, judges progress.
 
 Inputs: ``observation`` (real) or ``imagined`` (the frames stage's latents of the tick before, in a pipeline
-that feeds them back). Outputs: ``kv`` (the present tick's cache for the act head), ``scene`` (points and the
-agent's position before), ``latents`` (of the frame seen, for the frames stage), ``progress``.
+that feeds them back). A real one drops what was imagined since the last real one; a recondition also drops what
+came before and begins anew behind the instruction. Outputs: ``kv`` (the present tick's cache for the act head),
+``scene`` (points and the agent's position before), ``latents`` (of the frame seen, for the frames stage),
+``progress``.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ from torch import Tensor
 
 from omni_loop.errors import InvalidInput, StateError
 from omni_loop.messages import PayloadKind
-from omni_loop.stage import KVSpec, Outputs, PagedKV, Payload, StageItem, StateSpec
+from omni_loop.stage import KVSpec, Outputs, PagedKV, Payload, StageItem, StateSpec, one_by_one
 from omni_loop.training.checkpoint import revision
-from omni_loop.types import StageKind
+from omni_loop.types import Op, StageKind
 
 from ..context import layout
 from ..context.decode import read_instruction, read_tick
@@ -66,24 +68,22 @@ class ContextStage:
         }
 
     def run(self, items: Sequence[StageItem]) -> Sequence[Outputs | Exception]:
-        results: list[Outputs | Exception] = []
-        for item in items:
-            try:
-                results.append(self._tick(item))
-            except Exception as e:  # one item's failure is its own result
-                results.append(e)
-        return results
+        return one_by_one(self._tick, items)
 
     @torch.no_grad()
     def _tick(self, item: StageItem) -> Outputs:
         sight = self._sight(item)
         kv = item.state.kv("kv")
+        if real := "observation" in item.inputs:
+            kv.drop_imagined()
+        if item.op is Op.RECONDITION:
+            kv.truncate(min(kv.total, layout.INSTRUCTION))
         past = self._past(kv, item.prompt)
         tokens = self.codec.tokens(self.codec.unpatchify(sight.latents))
         executed, known = layout.pick_executed(sight.executed)
         given = layout.given_tokens(tokens, sight.points[None], executed[None], torch.tensor([known]))
         reading = read_tick(self.model, past, given.to(self.device))
-        kv.append(reading.kv[:, :, 0])
+        kv.append(reading.kv[:, :, 0], imagined=not real)
         return {
             "kv": Payload(PayloadKind.KV, {"kv": reading.kv[:, :, 0]}),
             "scene": Payload(
@@ -104,6 +104,9 @@ class ContextStage:
 
     def _sight(self, item: StageItem) -> Sight:
         if seen := item.inputs.get("observation"):
+            if item.op is Op.RECONDITION:  # a run of steps: the last one is the present, and no tick came before
+                arrays = {name: array[-1] for name, array in seen.arrays.items() if name != "executed"}
+                seen = Payload(seen.kind, arrays, seen.meta)
             return self._real(seen)
         if imagined := item.inputs.get("imagined"):
             return self._imagined(imagined)

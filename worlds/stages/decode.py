@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from omni_loop.messages import PayloadKind
-from omni_loop.stage import Outputs, Payload, StageItem, StateSpec
+from omni_loop.stage import Outputs, Payload, StageItem, StateSpec, one_by_one
 from omni_loop.training.checkpoint import revision
 from omni_loop.types import StageKind
 
@@ -30,7 +30,7 @@ class DecodeStage:
         return {}
 
     def run(self, items: Sequence[StageItem]) -> Sequence[Outputs | Exception]:
-        return [self._decode(item) for item in items]
+        return one_by_one(self._decode, items)
 
     @torch.no_grad()
     def _decode(self, item: StageItem) -> Outputs:

@@ -1,0 +1,119 @@
+"""Drives one stage through a real runner and its state manager, for the contracts of worlds and policies."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..connect.local import LocalConnector
+from ..errors import rebuild
+from ..messages import (
+    CloseSession,
+    Command,
+    Commit,
+    Discard,
+    Done,
+    Failed,
+    OpenSession,
+    PayloadKey,
+    ResetSession,
+    RunStage,
+    Scalar,
+)
+from ..runner.runner import Runner, RunnerSettings
+from ..runner.state import Budget
+from ..stage import Outputs, Payload, Stage, StageItem
+from ..types import Op
+
+NAME = "contract/stage"
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What one tick asks of the stage."""
+
+    inputs: Mapping[str, Payload]
+    op: Op = Op.INFER
+    step: int = 0
+    params: Mapping[str, Scalar] = field(default_factory=dict)
+
+
+class Driver:
+    """One stage, as a runner has it. Errors arrive as an orchestrator hears them."""
+
+    def __init__(self, stage: Stage, max_sessions: int = 8) -> None:
+        self.stage = stage
+        self._connector = LocalConnector()
+        settings = RunnerSettings(budget=Budget(max_sessions=max_sessions))
+        self._runner = Runner([(NAME, lambda: stage, {})], self._connector, settings)
+        self._requests = itertools.count(1)
+        self._sessions: dict[str, tuple[int, str, int]] = {}  # seed, prompt, epoch
+
+    def open(self, session: str, seed: int = 0, prompt: str = "") -> None:
+        self._send(OpenSession(session, seed, prompt))
+        self._sessions[session] = (seed, prompt, 0)
+
+    def run(self, session: str, tick: int, ask: Ask) -> Outputs:
+        """Run without deciding: :meth:`commit` or :meth:`discard` must follow."""
+        epoch, receipts = self._sessions[session][2], {}
+        for name, payload in ask.inputs.items():
+            key = PayloadKey(f"client.{name}>stage.{name}", session, epoch, tick)
+            receipts[name] = self._connector.put(key, payload)
+        try:
+            done = self._send(RunStage(session, epoch, tick, NAME, ask.op, ask.step, receipts, ask.params))
+            outputs = {name: self._connector.get(receipt) for name, receipt in done.outputs.items()}
+        finally:
+            self._connector.cleanup_session(session)
+        return outputs
+
+    def commit(self, session: str, tick: int) -> None:
+        self._send(Commit(session, self._sessions[session][2], tick, (NAME,)))
+
+    def discard(self, session: str, tick: int) -> None:
+        self._send(Discard(session, self._sessions[session][2], tick, (NAME,)))
+
+    def tick(self, session: str, tick: int, ask: Ask) -> Outputs:
+        """Run and commit."""
+        outputs = self.run(session, tick, ask)
+        self.commit(session, tick)
+        return outputs
+
+    def reset(self, session: str) -> None:
+        """A new epoch with the same seed."""
+        seed, prompt, epoch = self._sessions[session]
+        self._send(ResetSession(session, epoch + 1))
+        self._sessions[session] = (seed, prompt, epoch + 1)
+
+    def batch(self, tick: int, asks: Mapping[str, Ask]) -> Sequence[Outputs | Exception]:
+        """One call of the stage for several sessions; nothing of it is kept."""
+        items = []
+        for session, ask in asks.items():
+            seed, prompt, epoch = self._sessions[session]
+            view = self._runner.state.begin(session, NAME, tick)
+            items.append(StageItem(session, seed, epoch, tick, ask.op, ask.step, prompt, ask.inputs, ask.params, view))
+        try:
+            return self.stage.run(items)
+        finally:
+            for session in asks:
+                self._runner.state.discard(session, tick, (NAME,))
+
+    @property
+    def blocks(self) -> int:
+        """KV blocks that are not free, of all sessions."""
+        return sum(pool.owned for pool in self._runner.state.stats().pools.values())
+
+    def close(self) -> None:
+        """Close every session; the books must balance, and nothing may be held."""
+        for session in list(self._sessions):
+            self._send(CloseSession(session))
+        self._sessions.clear()
+        self._runner.close()
+        assert self.blocks == 0
+        assert self._connector.health().payloads == 0
+
+    def _send(self, command: Command) -> Done:
+        report = self._runner.handle(next(self._requests), command)
+        if isinstance(report, Failed):
+            raise rebuild(report.code, report.reason, report.retryable, report.text)
+        return report
