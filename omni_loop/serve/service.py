@@ -146,12 +146,13 @@ class LoopService:
             deadline_ms=run.deadline_ms,
         )
 
-    async def tick(self, request: TickRequest, on_part: OnPart | None = None) -> TickResult:
-        """Run one tick to its end, even if the caller goes away: its answer is kept for a repeat of the seq."""
+    def start_tick(self, request: TickRequest, on_part: OnPart | None = None) -> asyncio.Task[TickResult]:
+        """The tick, to be awaited under a shield: it runs to its end even if the caller goes away, and its answer
+        is kept for a repeat of the seq. Ticks reach the orchestrator in the order of these calls."""
         task = asyncio.create_task(self.core.tick(request, on_part))
         self._ticks.add(task)
-        task.add_done_callback(self._ticks.discard)
-        return await asyncio.shield(task)
+        task.add_done_callback(self._end_tick)
+        return task
 
     async def reset(self, request: pb.ResetRequest, info: SessionInfo) -> pb.ResetReply:
         prompt = request.prompt if request.HasField("prompt") else None
@@ -211,17 +212,25 @@ class LoopService:
             observation_keys=info.observation_keys,
         )
 
+    async def _answer(self, request: TickRequest) -> pb.TickReply:
+        return await self.encode(await asyncio.shield(self.start_tick(request)))
+
+    def _end_tick(self, task: asyncio.Task[TickResult]) -> None:
+        self._ticks.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen: whoever waited has it, and a caller that left wants no report
+
     async def _infer(self, request: pb.InferRequest, nbytes: int) -> pb.TickReply:
         info = self.info(request.session)
-        return await self.encode(await self.tick(await self.infer_request(info, request.observation, nbytes)))
+        return await self._answer(await self.infer_request(info, request.observation, nbytes))
 
     async def _predict(self, request: pb.PredictRequest, nbytes: int) -> pb.TickReply:
         info = self.info(request.session)
-        return await self.encode(await self.tick(await self.predict_request(info, request, nbytes)))
+        return await self._answer(await self.predict_request(info, request, nbytes))
 
     async def _recondition(self, request: pb.ReconditionRequest, nbytes: int) -> pb.TickReply:
         info = self.info(request.session)
-        return await self.encode(await self.tick(await self.recondition_request(info, request, nbytes)))
+        return await self._answer(await self.recondition_request(info, request, nbytes))
 
     async def _reset(self, request: pb.ResetRequest, nbytes: int) -> pb.ResetReply:
         return await self.reset(request, self.info(request.session))

@@ -111,8 +111,7 @@ class Connection:
                 if seq in self._running:
                     self._put(pb.ServerMessage(skipped=pb.Skipped(seq=seq, reason=DUPLICATE)), last=True)
                     continue
-                request = await self._decode(request_message, len(raw))
-                self._running[seq] = asyncio.create_task(self._answer(request))
+                self._start(await self._decode(request_message, len(raw)))
             except Exception as error:
                 self._put_error(public(error, "Stream"), seq)
 
@@ -124,23 +123,27 @@ class Connection:
             return await self._service.predict_request(info, message, nbytes)
         return await self._service.recondition_request(info, message, nbytes)
 
-    async def _answer(self, request: TickRequest) -> None:
-        early = False
+    def _start(self, request: TickRequest) -> None:
+        """Without a wait in between, so that requests reach the orchestrator in the order they came."""
+        parts: list[TickResult] = []
 
         def on_part(part: TickResult) -> None:
-            nonlocal early
-            early = True
+            parts.append(part)
             self._put(pb.ServerMessage(tick=codec.encode_result(part)))
 
+        tick = self._service.start_tick(request, on_part if request.frames else None)
+        self._running[request.seq] = asyncio.create_task(self._answer(request, tick, parts))
+
+    async def _answer(self, request: TickRequest, tick: asyncio.Task[TickResult], parts: list[TickResult]) -> None:
         try:
-            result = await self._service.tick(request, on_part if request.frames else None)
-            if early:
+            result = await asyncio.shield(tick)
+            if parts:
                 self._put(pb.ServerMessage(frames=_frames_of(result)), last=True)
             else:
                 self._put(pb.ServerMessage(tick=await self._service.encode(result)), last=True)
         except Exception as error:
             refusal = public(error, "Stream")
-            if early:  # answered already: only what was asked besides is lost
+            if parts:  # answered already: only what was asked besides is lost
                 lost = codec.encode_frames_error(refusal, request.seq, self.epoch)
                 self._put(pb.ServerMessage(frames=lost), last=True)
             elif refusal.reason is Reason.EXPIRED:
