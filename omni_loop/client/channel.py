@@ -28,7 +28,8 @@ OPTIONS: list[tuple[str, int]] = [
 _OWN: dict[grpc.StatusCode, tuple[Code, Reason, bool]] = {
     grpc.StatusCode.UNAVAILABLE: (Code.UNAVAILABLE, Reason.RUNNER_GONE, True),
     grpc.StatusCode.DEADLINE_EXCEEDED: (Code.DEADLINE_EXCEEDED, Reason.EXPIRED, True),
-    grpc.StatusCode.CANCELLED: (Code.ABORTED, Reason.CANCELLED, True),
+    # Nobody here cancels and then waits: the server ended the call, as it does when it stops.
+    grpc.StatusCode.CANCELLED: (Code.UNAVAILABLE, Reason.CANCELLED, True),
     grpc.StatusCode.RESOURCE_EXHAUSTED: (Code.INVALID_ARGUMENT, Reason.TOO_LARGE, False),
     grpc.StatusCode.UNIMPLEMENTED: (Code.FAILED_PRECONDITION, Reason.UNSUPPORTED, False),
     grpc.StatusCode.UNAUTHENTICATED: (Code.UNAUTHENTICATED, Reason.BAD_TOKEN, False),
@@ -50,4 +51,6 @@ def typed(error: grpc.RpcError, address: str) -> OmniLoopError:
     code, reason, retryable = _OWN.get(status, (Code.INTERNAL, Reason.STAGE_FAILED, False))
     if status is grpc.StatusCode.UNAVAILABLE:
         details = f"no server answers at {address}: {details}"
+    elif status is grpc.StatusCode.CANCELLED:
+        details = f"{address} ended the call: {details}"
     return rebuild(code, reason, retryable, details)
