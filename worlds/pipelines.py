@@ -8,7 +8,7 @@ from omni_loop.types import ArraySpec, Op, SessionSpec, StageKind
 
 _IMAGE = ArraySpec("image", "uint8", (96, 96, 3), "RGB", description="the table from above")
 _AGENT = ArraySpec(
-    "agent_pos", "float32", (2, 2), "px", 0, 512, description="the agent's position a control step ago and now"
+    "agent_pos", "float32", (2, 2), "px", -32, 544, description="the agent's position a control step ago and now"
 )
 _POSE = ArraySpec(
     "block_pose", "float32", (3,), "px, px, rad", optional=True, description="the T's pose, where it is known"

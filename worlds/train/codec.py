@@ -21,7 +21,7 @@ TABLE_HALF = 256.0  # px of the 512 px table per unit of a scene point
 
 
 class CodecRecipe(Recipe):
-    """``scene_weight`` pulls poses into the latents; ``pose_share`` is the part of single drawn scenes."""
+    """``decoder_steps`` follow with all but the decoder frozen. ``scene_weight`` pulls poses into the latents; ``pose_share`` is the part of single drawn scenes."""
 
     model: CodecConfig = CodecConfig()
     scene_weight: float = 2.0
@@ -29,6 +29,8 @@ class CodecRecipe(Recipe):
     pose_share: float = 0.35
     latent_noise: float = 0.02
     ema: float = 0.998
+    decoder_steps: int = 0
+    decoder_lr: float = 1e-3
 
 
 def _sampler(demos: Demos, share: float, rng: np.random.Generator, batch: int) -> Draw:
@@ -98,6 +100,26 @@ def _normalise(model: FrameCodec, draw: Draw) -> None:
     model.latent_std.copy_(z.std((0, 2, 3), keepdim=True))
 
 
+def sharpen(model: FrameCodec, draw: Draw, recipe: CodecRecipe, log: Callable[[str], None]) -> FrameCodec:
+    """Train the decoder alone for ``decoder_steps`` more: latents and all that reads them stay as they are."""
+    model.requires_grad_(False)
+    model.decoder.requires_grad_(True)
+    optimiser = Optimiser(model.named_parameters(), recipe.decoder_lr)
+    average = Average(model, recipe.ema)
+    for step in range(recipe.decoder_steps):
+        x, _ = draw()
+        with torch.autocast(x.device.type, torch.bfloat16):
+            with torch.no_grad():
+                z = model.encode(x)
+            y = model.decode(z + recipe.latent_noise * torch.randn_like(z)).float()
+        loss = ((y - x) ** 2 + 0.02 * (y - x).abs()).mean()
+        optimiser.step(loss, cosine(step, recipe.decoder_steps, 50, 0.01))
+        average.update(model)
+        if (step + 1) % 100 == 0:
+            log(f"decoder step {step + 1}/{recipe.decoder_steps} image {loss.item():.5f}")
+    return average.module
+
+
 def train(recipe: CodecRecipe, context: TrainContext) -> Trained:
     """Train from scratch; see configs/train for the shipped recipe."""
     begin(recipe)
@@ -122,11 +144,12 @@ def train(recipe: CodecRecipe, context: TrainContext) -> Trained:
             shown = " ".join(f"{k} {v.item():.4f}" for k, v in losses.items())
             context.log(f"step {step + 1}/{recipe.steps} {shown}")
     _normalise(average.module, draw)
-    metrics = evaluate(average.module, context.test)
+    final = sharpen(average.module, draw, recipe, context.log) if recipe.decoder_steps else average.module
+    metrics = evaluate(final, context.test)
     return Trained(
         "codec",
         recipe.model.model_dump(mode="json"),
-        average.module.state_dict(),
+        final.state_dict(),
         metrics,
         "96 x 96 frames; the readout and the tokenizer see the latents only",
         "frames of expert, perturbed and random episodes and of drawn scenes",

@@ -25,7 +25,7 @@ class WorldRecipe(Recipe):
     frames: int = 8
     muon_lr: float = 0.02
     moving: float = 2.0
-    scene_weight: float = 0.5
+    scene_weight: float = 2.0
     scene_frames: int = 2
     first_frame: float = 0.2  # part of the sequences that begin without a past
     drift_from: float = 0.5
