@@ -25,7 +25,7 @@ from .pool import Pool
 from .prepare import Work, check_keys, check_options, check_prompt, check_request, check_seed, prepare
 from .request import SessionInfo, TickRequest
 from .results import read
-from .tick import Route, TickRun, all_of
+from .tick import Route, TickRun, all_of, eager
 
 if TYPE_CHECKING:
     from ..config import Deployment, SessionConfig
@@ -383,7 +383,7 @@ class Orchestrator:
             raise
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.create_task(work)
+        task = eager(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,18 +17,16 @@ from .tick import TickRun
 
 def read(spec: SessionSpec, plan: CompiledPlan, run: TickRun, work: Work, so_far: TickResult) -> TickResult:
     """``so_far`` with the final outputs that the open transaction of ``run`` gave."""
-    final, seq, epoch, result = plan.plan, so_far.seq, so_far.epoch, so_far
+    final, seq, epoch = plan.plan, so_far.seq, so_far.epoch
+    chunk, frames, progress = so_far.chunk, so_far.frames, so_far.progress
     if final.chunk is not None and run.gave(final.chunk):
         chunk = read_chunk(run.output(final.chunk), spec, seq, work.present, epoch)
-        result = replace(result, chunk=chunk)
     if final.frames is not None and run.gave(final.frames):
         first = work.step + (work.op is not Op.RECONDITION)
         frames = read_frames(run.output(final.frames), spec, seq, first, epoch, work.count)
-        result = replace(result, frames=frames)
     if final.progress is not None and run.gave(final.progress):
         progress = read_progress(run.output(final.progress), seq, work.present, epoch)
-        result = replace(result, progress=progress)
-    return result
+    return TickResult(seq, epoch, chunk, frames, progress)
 
 
 def read_chunk(payload: Payload, spec: SessionSpec, seq: int, step: int, epoch: int) -> ActionChunk:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import OmniLoopError, Reason, ServerUnavailable, StageFailed, StateError, nearest
 from ..messages import Commit, Discard, Done, PayloadKey, Receipt, ReleasePayloads, RunStage
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..connect.base import Connector
     from ..runner.handle import RunnerHandle
 
+T = TypeVar("T")
 _SHARED = ("shm",)  # backends whose receipts every connector of the same name can read, whoever put them
 
 
@@ -64,6 +65,8 @@ class TickRun:
         self._done: dict[str, Done] = {}  # outputs by stage
         self._group: list[str] = []  # stages of the open transaction
         self._running: dict[asyncio.Task[Done], StageStep] = {}
+        self._wake: asyncio.Future[None] | None = None  # what :meth:`run` waits for: a stage's end, or stop
+        self._stop.add_done_callback(self._woken)
         self._put: list[tuple[Connector, PayloadKey]] = []
         self._model: dict[str, float] = {}  # milliseconds on the longest path up to and with a stage
         self._queue: dict[str, float] = {}
@@ -82,8 +85,8 @@ class TickRun:
                 self._submit(step)
             if not self._running:
                 return
-            awaited: list[asyncio.Future[Any]] = [self._stop, *self._running]
-            await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
             if self._stop.done():
                 raise self._stop.result()
             for task in [t for t in self._running if t.done()]:
@@ -167,7 +170,13 @@ class TickRun:
             params=self._work.params,
         )
         self._group.append(step.name)
-        self._running[asyncio.ensure_future(handle.submit(command))] = step
+        task = eager(handle.submit(command))
+        task.add_done_callback(self._woken)
+        self._running[task] = step
+
+    def _woken(self, ended: asyncio.Future[Any]) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
 
     def _record(self, step: StageStep, done: Done) -> None:
         sources = [e.source for e in step.inputs if e.source in self._done]
@@ -225,6 +234,11 @@ class TickRun:
             done = self._done.pop(stage)
             keys[handle] = (*keys.get(handle, ()), *(r.key for r in done.outputs.values()))
         await all_of([handle.submit(ReleasePayloads(k)) for handle, k in keys.items() if k])
+
+
+def eager(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task that runs at once up to its first wait, and not only when the loop comes round to it."""
+    return asyncio.Task(work, loop=asyncio.get_running_loop(), eager_start=True)
 
 
 async def all_of(calls: Sequence[Awaitable[Any]]) -> None:

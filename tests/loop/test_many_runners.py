@@ -6,6 +6,7 @@ import asyncio
 import threading
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -41,6 +42,26 @@ async def test_stages_on_runners_of_their_own_give_the_same(shared: bool) -> Non
             frames = [r.frames.frames.tolist() for r in (first, second, fourth) if r.frames is not None]
             results.append((first.chunk.actions.tolist(), frames))
         assert results[0] == results[1]
+
+
+async def test_a_stage_in_a_process_of_its_own_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))  # a spawned process gets our path
+    stages = tuple(StageDef(s.name, s.kind, "toy:plain", {"name": s.name}) for s in TOY.stages)
+    runners = (RunnerConfig(name="main"), RunnerConfig(name="other", stages=("toy/frames",), placement="process"))
+    results = []
+    with registry.registered(registry.PIPELINES, "toy", replace(TOY, stages=stages)):
+        for placed in (runners[:1], runners):
+            core = await Orchestrator.start(Deployment(pipelines=("toy",), runners=placed))
+            try:
+                info = await core.open("toy", seed=3)
+                first = await core.tick(infer(info, 1, frames=2))
+                second = await core.tick(predict(info, 2, actions=np.ones((2, 2), np.float32)))
+                assert first.frames is not None
+                assert second.frames is not None
+                results.append((first.frames.frames.tolist(), second.frames.frames.tolist()))
+            finally:
+                await core.stop()
+    assert results[0] == results[1]
 
 
 async def test_independent_stages_of_one_tick_overlap() -> None:

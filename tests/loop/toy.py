@@ -232,3 +232,9 @@ class Gate:
 
     def open(self) -> None:
         self._open.set()
+
+
+def plain(name: str) -> ToyStage:
+    """A stage that nothing scripts, as a factory that another process can import."""
+    kind, model = MODELS[name]
+    return ToyStage(name, kind, Script(), model)
