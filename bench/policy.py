@@ -48,8 +48,7 @@ class Closed:
         changed = Deployment.model_validate({**deployment.model_dump(), "stage_options": options})
         with BackgroundServer(changed) as server:
             run = run_suite(suite, lambda: connect(server.address, timeout_s=suite.time_limit_s), on_result)
-        low, high = interval(run.successes, suite.episodes)
-        s.say(f"{suite_name} {act_options or ''}: {run.successes}/{suite.episodes} [{low:.2f}, {high:.2f}]")
+        s.say(f"{suite_name} {act_options or ''}: {run.successes}/{suite.episodes} {interval(run.successes, done)}")
         return Measured(run.successes / suite.episodes)
 
 
@@ -58,7 +57,7 @@ def _subject(settings: Settings) -> Iterator[Closed]:
     yield Closed(settings)
 
 
-BENCH = Bench("policy", _subject)
+BENCH: Bench[Closed] = Bench("policy", _subject)
 
 
 @BENCH.row("success", Bar("ours", ">=", 0.85))
