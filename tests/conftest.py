@@ -48,7 +48,7 @@ def _randomise(module, generator) -> None:  # type: ignore[no-untyped-def]
     import torch
 
     with torch.no_grad():
-        for name, p in module.named_parameters():
+        for p in module.parameters():
             if p.ndim == 1 and bool((p == p[0]).all()):
                 p.add_(torch.randn(p.shape, generator=generator) * 0.2)
             else:

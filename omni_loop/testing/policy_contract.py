@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -59,7 +60,7 @@ class PolicyContract:
 
     def test_a_chunk_depends_on_what_is_seen(self, driver: Driver) -> None:
         chunks = [self.act(driver, case) for case in range(4)]
-        assert all((a != b).any() for a, b in zip(chunks, chunks[1:], strict=False))
+        assert all((a != b).any() for a, b in itertools.pairwise(chunks))
 
     def test_a_chunk_is_a_function_of_inputs_seed_epoch_and_tick(self, driver: Driver) -> None:
         driver.open("same", seed=5)

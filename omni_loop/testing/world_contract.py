@@ -7,6 +7,7 @@ per frame along the first axis. The suite drives it through a real runner and ne
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -85,7 +86,7 @@ class WorldContract:
             frames = self.frames(driver.tick("s", tick, self.ahead(2, self.actions(n))))
             assert len(frames) == n
             assert np.isfinite(frames).all()
-            assert all((a != b).any() for a, b in zip(frames, frames[1:], strict=False))
+            assert all((a != b).any() for a, b in itertools.pairwise(frames))
 
     def test_an_action_leads_to_the_next_frame_and_to_none_before(self, driver: Driver) -> None:
         """An impulse in action i answers in frame i of the prediction, first of all."""

@@ -36,17 +36,17 @@ def revision(folder: Path) -> str:
     """First 12 hex digits of the SHA-256 of the weights: names exactly what is served."""
     try:
         return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()[:12]
-    except FileNotFoundError:
-        raise CheckpointError(f"no checkpoint at {folder.name!r}: model.safetensors is missing") from None
+    except OSError as e:
+        raise _unreadable(folder, "model.safetensors", e) from None
 
 
 def load_config(folder: Path, kind: type[C]) -> C:
     """The part's configuration; a missing or wrong one is a :class:`CheckpointError` that says where."""
     path = folder / "config.json"
     try:
-        return kind.model_validate_json(path.read_text())
-    except FileNotFoundError:
-        raise CheckpointError(f"no checkpoint at {folder.name!r}: config.json is missing") from None
+        return kind.model_validate_json(path.read_bytes())
+    except OSError as e:
+        raise _unreadable(folder, "config.json", e) from None
     except ValidationError as e:
         raise CheckpointError(f"{folder.name}/config.json: {e.errors()[0]['loc']}: {e.errors()[0]['msg']}") from None
 
@@ -56,8 +56,8 @@ def load_weights(folder: Path, module: nn.Module) -> nn.Module:
     path = folder / "model.safetensors"
     try:
         tensors = {k: (v.float() if v.is_floating_point() else v) for k, v in load_file(str(path)).items()}
-    except FileNotFoundError:
-        raise CheckpointError(f"no checkpoint at {folder.name!r}: model.safetensors is missing") from None
+    except OSError as e:
+        raise _unreadable(folder, "model.safetensors", e) from None
     except (SafetensorError, ValueError, KeyError) as e:
         raise CheckpointError(f"{folder.name}/model.safetensors is corrupt: {e}") from None
     want = module.state_dict()
@@ -71,3 +71,9 @@ def load_weights(folder: Path, module: nn.Module) -> nn.Module:
             raise CheckpointError(f"{folder.name}: {name} holds values that are not finite")
     module.load_state_dict(tensors)
     return module.eval().requires_grad_(False)
+
+
+def _unreadable(folder: Path, file: str, error: OSError) -> CheckpointError:
+    missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
+    what = "is missing" if missing else f"cannot be read ({error.strerror})"
+    return CheckpointError(f"no checkpoint at {folder.name!r}: {file} {what}")

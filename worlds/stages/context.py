@@ -145,6 +145,5 @@ class ContextStage:
         read_tick(self.model, past, given)
 
 
-def context(**options: str) -> ContextStage:
-    """Factory registered as ``context``."""
-    return ContextStage(**options)
+#: Factory registered as ``context``.
+context = ContextStage

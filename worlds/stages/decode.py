@@ -47,6 +47,5 @@ class DecodeStage:
             self.codec.decode(z)
 
 
-def decode(**options: str) -> DecodeStage:
-    """Factory registered as ``decode``."""
-    return DecodeStage(**options)
+#: Factory registered as ``decode``.
+decode = DecodeStage
