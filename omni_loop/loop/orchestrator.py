@@ -132,9 +132,8 @@ class Orchestrator:
         leave = functools.partial(self._end_flight, live)
         flight = live.flights.get(request.seq)
         if flight is None:
-            reply = self._repeated(live.session, request.seq)
-            if reply is not None:
-                return reply
+            if live.session.machine.judge(request.seq) is Verdict.REPEAT and live.session.reply is not None:
+                return live.session.reply
             self._refuse_when_draining()
             plan = check_request(live.route.graph, live.session.keys, request)
             live.session.machine.accept(request.seq)
@@ -254,10 +253,6 @@ class Orchestrator:
         chunk = None if result.chunk is None else replace(result.chunk, timings=timings)
         return replace(result, chunk=chunk, timings=timings)
 
-    def _repeated(self, session: Session, seq: int) -> TickResult | None:
-        """The cached reply when ``seq`` is the one answered last."""
-        return session.reply if session.machine.judge(seq) is Verdict.REPEAT else None
-
     def _end_flight(self, live: _Live, flight: Flight, error: OmniLoopError) -> None:
         """End ``flight`` early. Until its commit is sent, its seq may be sent again."""
         if flight.over:
@@ -285,12 +280,11 @@ class Orchestrator:
         return self._live[self._manager.find(session, token).id]
 
     def _info(self, live: _Live) -> SessionInfo:
-        session = live.session
-        spec = live.route.graph.spec
-        return SessionInfo(session.id, session.token, session.machine.epoch, session.seed, spec, session.keys)
+        s = live.session
+        return SessionInfo(s.id, s.token, s.machine.epoch, s.seed, live.route.graph.spec, s.keys)
 
     async def _open(self, live: _Live) -> SessionInfo:
-        session, opened = live.session, []
+        session = live.session
         groups = live.route.runners()
         commands = [OpenSession(session.id, session.seed, session.prompt, session.options, s) for s in groups.values()]
         calls = [handle.submit(command) for handle, command in zip(groups, commands, strict=True)]
