@@ -21,7 +21,8 @@ TABLE_HALF = 256.0  # px of the 512 px table per unit of a scene point
 
 
 class CodecRecipe(Recipe):
-    """``decoder_steps`` follow with all but the decoder frozen. ``scene_weight`` pulls poses into the latents; ``pose_share`` is the part of single drawn scenes."""
+    """``scene_weight`` pulls poses into the latents; ``pose_share`` is the part of single drawn scenes;
+    ``decoder_steps`` follow with all but the decoder frozen."""
 
     model: CodecConfig = CodecConfig()
     scene_weight: float = 2.0
