@@ -13,8 +13,9 @@ from .llama import ContextModel
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """``progress [b]`` 0..1, ``done [b]`` probability, ``tokens int64[b, 32]`` as they now stand, their
-    last hidden states ``[b, 32, d]`` and un-roped cache ``kv [layers, 2, b, 32, g, e]``."""
+    """``progress [b]`` 0..1 and calibrated probability ``done [b]``; ``tokens int64[b, 32]`` as they now stand (the
+    written ones are the plain greedy ones), their last hidden states ``[b, 32, d]`` and un-roped cache
+    ``kv [layers, 2, b, 32, g, e]``."""
 
     progress: Tensor
     done: Tensor
@@ -40,7 +41,7 @@ def read_tick(model: ContextModel, past: Tensor, given: Tensor) -> Reading:
     hidden, kv = model(written, torch.cat([past, *caches], 3))
     states, caches, tokens = [*states, hidden], [*caches, kv], [*tokens, written]
     logits = model.lm_head(hidden[:, -1])
-    done = layout.done_probability(logits)
+    done = layout.done_probability(logits, model.config.done_bias)
     written = _greedy(logits, layout.DONE_NO, 2)
     hidden, kv = model(written, torch.cat([past, *caches], 3))
     return Reading(

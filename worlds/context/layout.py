@@ -58,9 +58,9 @@ def progress_values(logits: Tensor) -> Tensor:
     return weights @ torch.linspace(0, 1, PROGRESS_BINS, device=logits.device)
 
 
-def done_probability(logits: Tensor) -> Tensor:
-    """Probability that the task is done, of yes against no."""
-    return logits[..., DONE_NO : DONE_YES + 1].softmax(-1)[..., 1]
+def done_probability(logits: Tensor, bias: float = 0.0) -> Tensor:
+    """Probability that the task is done, of yes against no, with ``bias`` taken off its log odds."""
+    return (logits[..., DONE_YES] - logits[..., DONE_NO] - bias).sigmoid()
 
 
 def instruction_tokens(text: str) -> Tensor:

@@ -20,7 +20,8 @@ from .layout import VOCABULARY
 
 
 class ContextConfig(BaseModel):
-    """Named as Hugging Face names them; ``window_ticks`` are the past ticks a tick sees."""
+    """Named as Hugging Face names them. ``window_ticks`` are the past ticks a tick sees; ``done_bias`` is
+    subtracted from the log odds of *done*: training shows the end of episodes more often than they end."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -44,6 +45,7 @@ class ContextConfig(BaseModel):
     eos_token_id: int | None = None
     torch_dtype: str = "float32"
     window_ticks: int = 4
+    done_bias: float = 0.0
 
 
 class Norm(nn.Module):

@@ -1,10 +1,9 @@
 """The context stage: sees an observation (real or imagined), remembers it, judges progress.
 
 Inputs: ``observation`` (real) or ``imagined`` (the frames stage's latents of the tick before, in a pipeline
-that feeds them back). A real one drops what was imagined since the last real one; a recondition also drops what
-came before and begins anew behind the instruction. Outputs: ``kv`` (the present tick's cache for the act head),
-``scene`` (points and the agent's position before), ``latents`` (of the frame seen, for the frames stage),
-``progress``.
+that feeds them back). A real one drops what was imagined since the last real one. Outputs: ``kv`` (the present
+tick's cache for the act head), ``scene`` (points and the agent's position before), ``latents`` (of the frame seen,
+for the frames stage), ``progress``.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from omni_loop.errors import InvalidInput, StateError
 from omni_loop.messages import PayloadKind
 from omni_loop.stage import KVSpec, Outputs, PagedKV, Payload, StageItem, StateSpec, one_by_one
 from omni_loop.training.checkpoint import revision
-from omni_loop.types import Op, StageKind
+from omni_loop.types import StageKind
 
 from ..context import layout
 from ..context.decode import read_instruction, read_tick
@@ -76,8 +75,6 @@ class ContextStage:
         kv = item.state.kv("kv")
         if real := "observation" in item.inputs:
             kv.drop_imagined()
-        if item.op is Op.RECONDITION:
-            kv.truncate(min(kv.total, layout.INSTRUCTION))
         past = self._past(kv, item.prompt)
         tokens = self.codec.tokens(self.codec.unpatchify(sight.latents))
         executed, known = layout.pick_executed(sight.executed)
@@ -104,9 +101,6 @@ class ContextStage:
 
     def _sight(self, item: StageItem) -> Sight:
         if seen := item.inputs.get("observation"):
-            if item.op is Op.RECONDITION:  # a run of steps: the last one is the present, and no tick came before
-                arrays = {name: array[-1] for name, array in seen.arrays.items() if name != "executed"}
-                seen = Payload(seen.kind, arrays, seen.meta)
             return self._real(seen)
         if imagined := item.inputs.get("imagined"):
             return self._imagined(imagined)

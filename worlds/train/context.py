@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -37,6 +39,7 @@ class ContextRecipe(Recipe):
     progress_noise: float = 0.06
     instruction: str = INSTRUCTION
     ema: float = 0.998
+    calibration_episodes: int = 120
 
 
 def tick_rows(start: int, end: int, ticks: int, stride: int) -> NDArray[np.int64]:
@@ -165,30 +168,67 @@ def roll(model: ContextModel, given: Tensor, instruction: Tensor) -> tuple[Tenso
     return torch.stack(progress), torch.stack(done)
 
 
-def evaluate(model: ContextModel, seen: Seen, demos: Demos, recipe: ContextRecipe) -> dict[str, float]:
-    """Held-out episodes tick by tick: Pearson r of progress, F1 of done at probability 0.5."""
-    guess, truth, done, true_done = [], [], [], []
-    for e in demos.episodes("expert", "perturbed", "random", framed=True):
+@dataclass(frozen=True)
+class Judged:
+    """What the model said of the ticks of episodes, and what was true: each ``[ticks]``."""
+
+    progress: Tensor
+    done: Tensor  # probability
+    coverage: Tensor
+
+    @property
+    def true_done(self) -> Tensor:
+        return self.coverage > DONE_COVERAGE
+
+
+def judge(model: ContextModel, seen: Seen, demos: Demos, recipe: ContextRecipe, episodes: Iterable[int]) -> Judged:
+    """Serve ``episodes`` tick by tick from their first row on; the last row is a tick too."""
+    progress, done, coverage = [], [], []
+    for e in episodes:
         start, end = int(demos.start[e]), int(demos.start[e] + demos.length[e] - 1)
         rows = torch.from_numpy(np.unique(np.append(np.arange(start, end, recipe.stride), end)))[None]
         before = torch.cat([torch.tensor([[-1]]), rows[:, :-1]], 1)
         given = tokens_of(seen, rows, before, seen.estimate[rows])[0]
         p, d = roll(model, given, layout.instruction_tokens(recipe.instruction))
-        guess.append(p)
-        done.append(d > 0.5)
-        truth.append(seen.coverage[rows[0]])
-        true_done.append(seen.coverage[rows[0]] > DONE_COVERAGE)
-    p, t = torch.cat(guess), torch.cat(truth)
-    d, y = torch.cat(done), torch.cat(true_done)
-    hits = int((d & y).sum())
+        progress.append(p)
+        done.append(d)
+        coverage.append(seen.coverage[rows[0]])
+    return Judged(torch.cat(progress), torch.cat(done), torch.cat(coverage))
+
+
+def done_scores(said: Tensor, true: Tensor) -> tuple[float, float, float]:
+    """F1, precision and recall of ``bool[n]`` against ``bool[n]``."""
+    hits = int((said & true).sum())
+    precision, recall = hits / max(1, int(said.sum())), hits / max(1, int(true.sum()))
+    return 2 * hits / max(1, int(said.sum()) + int(true.sum())), precision, recall
+
+
+def calibrate(model: ContextModel, seen: Seen, demos: Demos, recipe: ContextRecipe) -> float:
+    """The bias on the log odds of done that scores best on training episodes as they are served."""
+    chosen = demos.episodes("expert", "perturbed", framed=True)
+    chosen = chosen[np.linspace(0, len(chosen) - 1, min(len(chosen), recipe.calibration_episodes)).astype(int)]
+    judged = judge(model, seen, demos, recipe, chosen)
+    odds = judged.done.clamp(1e-6, 1 - 1e-6).logit() + model.config.done_bias
+    biases = [step / 5 for step in range(26)]
+    scores = torch.tensor([done_scores(odds > b, judged.true_done)[0] for b in biases])
+    # Neighbouring biases share their noise: the best of the smoothed scores is the steadier choice.
+    smooth = torch.nn.functional.avg_pool1d(scores[None, None], 5, 1, 2, count_include_pad=False)[0, 0]
+    return biases[int(smooth.argmax())]
+
+
+def evaluate(model: ContextModel, seen: Seen, demos: Demos, recipe: ContextRecipe) -> dict[str, float]:
+    """Held-out episodes tick by tick: Pearson r of progress, F1 of done at probability 0.5."""
+    judged = judge(model, seen, demos, recipe, demos.episodes("expert", "perturbed", "random", framed=True))
+    p, t = judged.progress, judged.coverage
+    f1, precision, recall = done_scores(judged.done > 0.5, judged.true_done)
     return {
         "progress_pearson": round(float(torch.corrcoef(torch.stack([p, t]))[0, 1]), 4),
         "progress_mae": round(float((p - t).abs().mean()), 4),
-        "done_f1": round(2 * hits / max(1, int(d.sum()) + int(y.sum())), 4),
-        "done_precision": round(hits / max(1, int(d.sum())), 4),
-        "done_recall": round(hits / max(1, int(y.sum())), 4),
+        "done_f1": round(f1, 4),
+        "done_precision": round(precision, 4),
+        "done_recall": round(recall, 4),
         "ticks": len(p),
-        "done_ticks": int(y.sum()),
+        "done_ticks": int(judged.true_done.sum()),
     }
 
 
@@ -219,13 +259,16 @@ def train(recipe: ContextRecipe, context: TrainContext) -> Trained:
             shown = " ".join(f"{k} {v / 50:.4f}" for k, v in sums.items())
             context.log(f"step {step + 1}/{recipe.steps} {shown} {context.spent()['wall_minutes']} min")
             sums = dict.fromkeys(sums, 0.0)
-    metrics = evaluate(
-        average.module, perceive(codec, version, context.test, context.log, exact=True), context.test, recipe
-    )
+    bias = calibrate(average.module, seen, context.train, recipe)
+    context.log(f"log odds of done are lowered by {bias:.1f}")
+    final = ContextModel(recipe.model.model_copy(update={"done_bias": bias}))
+    final.load_state_dict(average.module.state_dict())
+    unseen = perceive(codec, version, context.test, context.log, exact=True)
+    metrics = evaluate(final.eval(), unseen, context.test, recipe)
     return Trained(
         "context",
-        recipe.model.model_dump(mode="json"),
-        average.module.state_dict(),
+        final.config.model_dump(mode="json"),
+        final.state_dict(),
         metrics,
         "instruction, 96 x 96 frames (codes and the readout's estimate), agent position, executed actions",
         "expert, perturbed and random episodes and drawn scenes; held-out episodes for the figures",
