@@ -160,7 +160,7 @@ def _check_actions(name: str, actions: NDArray[np.float32], spec: SessionSpec) -
 def prepare(graph: CompiledPipeline, plan: CompiledPlan, session: Session, request: TickRequest) -> Work:
     """Fit ``request`` to the session's present state; called when its turn has come."""
     if request.op is Op.INFER:
-        return _infer(graph.spec, session, request)
+        return _infer(graph.spec, plan, session, request)
     if request.op is Op.RECONDITION:
         return _recondition(graph.spec, session, request)
     return _predict(graph, plan, session, request)
@@ -171,18 +171,21 @@ def _params(session: Session, spec: SessionSpec, **params: Scalar) -> dict[str, 
     return {**session.options, "state_given": given, **params}
 
 
-def _infer(spec: SessionSpec, session: Session, request: TickRequest) -> Work:
+def _infer(spec: SessionSpec, plan: CompiledPlan, session: Session, request: TickRequest) -> Work:
     now, step = session.machine.position, request.step
     executed = _executed_before(spec, session, request)
+    # Where the answer itself holds frames, the world has moved on in imagination when the tick commits.
+    imagines = any(s.name == (plan.plan.frames or "").split(".")[0] for s in plan.answer)
+    count = request.frames or (min(spec.execution_horizon, spec.max_predict) if imagines else 0)
     return Work(
         op=Op.INFER,
         step=step,
         present=step,
-        count=request.frames,
-        params=_params(session, spec, frames=request.frames, first_step=step),
+        count=count,
+        params=_params(session, spec, frames=count, first_step=step),
         observation=_observation(request, executed, step),
         actions=None,
-        position=Position(step, step, step if now.origin < 0 else now.origin),
+        position=Position(step + count if imagines else step, step, step if now.origin < 0 else now.origin),
         past=False,
     )
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from omni_loop.client import Client, Session
-from omni_loop.errors import InvalidInput, OmniLoopError, StateError
+from omni_loop.errors import InvalidInput, OmniLoopError, StateError, Unsupported
 from omni_loop.types import TickResult
 
 pytestmark = pytest.mark.timeout(300)
@@ -19,6 +19,10 @@ Seen = dict[str, Any]
 
 def pick(seen: Seen, keys: tuple[str, ...] = IMAGE) -> Seen:
     return {key: seen[key] for key in keys}
+
+
+def as_run(seen: list[Seen]) -> Seen:
+    return {key: np.stack([s[key] for s in seen]) for key in IMAGE}
 
 
 def check(result: TickResult, session: Session, step: int, n: int) -> None:
@@ -83,33 +87,13 @@ def test_a_real_observation_wakes_it_up(client: Client, episode: list[Seen]) -> 
         check(dreamer.predict(steps=4), dreamer, 24, 4)
 
 
-def test_real_steps_replace_imagined_ones(client: Client, episode: list[Seen]) -> None:
-    with client.open("pusht-imagine", seed=3) as session:
-        session.infer(pick(episode[0]), 0)
-        session.predict(steps=8)
-        epoch = session.epoch
-        run = {key: np.stack([seen[key] for seen in episode[5:8]]) for key in IMAGE}
-        executed = np.stack([seen["action"] for seen in episode[4:7]])
-        result = session.recondition(run, executed=executed, first_step=5)
-        assert session.epoch == epoch + 1
-        check(result, session, 7, 8)
-        check(session.predict(steps=2), session, 15, 2)
-
-
-def test_a_session_may_begin_with_a_recondition(client: Client, episode: list[Seen]) -> None:
-    with client.open("pusht-imagine", seed=3) as session:
-        run = {key: np.stack([seen[key] for seen in episode[:2]]) for key in IMAGE}
-        result = session.recondition(run, executed=np.stack([episode[0]["action"]]), first_step=0)
-        check(result, session, 1, 8)
-        check(session.predict(steps=3), session, 9, 3)
-
-
 def test_wrong_inputs_are_named_and_the_session_goes_on(client: Client, episode: list[Seen]) -> None:
     wrong: dict[str, tuple[type[OmniLoopError], str, Any]] = {
         "actions": (InvalidInput, "steps", lambda s: s.predict(np.zeros((2, 2), np.float32))),
         "none": (InvalidInput, "0 steps", lambda s: s.predict()),
         "too many": (InvalidInput, "9", lambda s: s.predict(steps=9)),
         "frames": (InvalidInput, "9", lambda s: s.infer(pick(episode[8]), 8, frames=9)),
+        "recondition": (Unsupported, "infer, predict", lambda s: s.recondition(as_run(episode[:1]))),
         "key": (InvalidInput, "agent_pos", lambda s: s.infer({"image": episode[8]["image"]}, 8)),
     }
     with client.open("pusht-imagine", seed=3) as session, client.open("pusht-imagine", seed=3) as undisturbed:

@@ -16,7 +16,6 @@ from omni_loop.errors import InvalidInput, StateError
 from omni_loop.messages import PayloadKind
 from omni_loop.stage import Payload
 from omni_loop.testing.stage_driver import Ask, Driver
-from omni_loop.types import Op
 from omni_loop_worlds.context import layout
 from omni_loop_worlds.context.decode import Reading, read_instruction, read_tick, slide
 from omni_loop_worlds.context.llama import ContextModel
@@ -170,20 +169,6 @@ def test_a_long_dream_leaves_the_instruction(driver: Driver) -> None:
     assert driver.blocks == (layout.INSTRUCTION + layout.TICK) // 16
     driver.tick("s", 8, look(2))
     assert driver.blocks == (layout.INSTRUCTION + 2 * layout.TICK) // 16
-
-
-def test_a_recondition_begins_anew_at_its_last_step(driver: Driver) -> None:
-    driver.open("fresh", prompt=PROMPT)
-    for t in range(3):
-        driver.tick("s", t, look(t))
-    run = {k: np.stack([look(5).inputs["observation"].arrays[k], look(6).inputs["observation"].arrays[k]])
-           for k in ("image", "agent_pos")}  # fmt: skip
-    run["executed"] = np.ones((2, 2), np.float32)
-    ask = Ask({"observation": Payload(PayloadKind.OBSERVATION, run)}, Op.RECONDITION, 8)
-    got, want = driver.tick("s", 3, ask), driver.tick("fresh", 3, look(6, executed=0))
-    assert torch.equal(got["kv"].arrays["kv"], want["kv"].arrays["kv"])
-    assert torch.equal(got["latents"].arrays["latents"], want["latents"].arrays["latents"])
-    assert driver.blocks == 2 * (layout.INSTRUCTION + layout.TICK) // 16
 
 
 def test_the_state_given_takes_the_place_of_the_readout(driver: Driver) -> None:
