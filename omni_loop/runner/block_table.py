@@ -32,10 +32,20 @@ class Layout:
     sink: list[int] = field(default_factory=list)
     window: list[int] = field(default_factory=list)
     end: int = 0
-    observed_end: int = 0  # the imagined tail is everything from here on
+    observed: list[tuple[int, int]] = field(default_factory=list)  # runs [begin, end) of observed blocks, in order
 
     def copy(self) -> Layout:
-        return Layout(self.sink.copy(), self.window.copy(), self.end, self.observed_end)
+        return Layout(self.sink.copy(), self.window.copy(), self.end, self.observed.copy())
+
+    @property
+    def first(self) -> int:
+        """Position of the window's first block."""
+        return self.end - len(self.window)
+
+    @property
+    def observed_end(self) -> int:
+        """Everything from here on is the imagined tail."""
+        return self.observed[-1][1] if self.observed else 0
 
     @property
     def blocks(self) -> list[int]:
@@ -78,9 +88,10 @@ class BlockTable:
         into_sink = max(0, min(self.sink_blocks - layout.end, len(blocks)))
         layout.sink += blocks[:into_sink]
         layout.window += blocks[into_sink:]
-        layout.end += len(blocks)
         if not imagined:
-            layout.observed_end = layout.end
+            begin = layout.observed.pop()[0] if layout.observed_end == layout.end > 0 else layout.end
+            layout.observed.append((begin, layout.end + len(blocks)))
+        layout.end += len(blocks)
         provenance = Provenance.IMAGINED if imagined else Provenance.OBSERVED
         for block in blocks:
             self.fresh[block] = provenance
@@ -89,18 +100,21 @@ class BlockTable:
     def drop_before(self, position: int) -> None:
         """Stage dropping what lies behind the sink and before ``position``."""
         layout = self._stage()
-        self._drop_window(min(position, layout.end) - (layout.end - len(layout.window)))
+        self._drop_window(min(position, layout.end) - layout.first)
 
     def truncate(self, end: int) -> None:
         """Stage dropping every block at a position >= ``end`` that is still held."""
         if not 0 <= end <= self.layout.end:
             raise InvalidInput(f"cannot truncate to block {end}: the table ends at block {self.layout.end}")
         layout = self._stage()
-        keep = max(0, end - (layout.end - len(layout.window)))
+        keep = max(0, end - layout.first)
         self.dropped += layout.window[keep:] + layout.sink[end:]
         del layout.window[keep:], layout.sink[end:]
         layout.end = end
-        layout.observed_end = min(layout.observed_end, end)
+        while layout.observed_end > end:
+            begin = layout.observed.pop()[0]
+            if begin < end:
+                layout.observed.append((begin, end))
 
     def settle(self, commit: bool) -> tuple[dict[int, Provenance], list[int]]:
         """End the tick. Returns the blocks it reserved and, of all blocks referenced before, those to release."""
@@ -116,7 +130,20 @@ class BlockTable:
         return self.staged
 
     def _drop_window(self, n: int) -> None:
-        if n > 0:
-            window = self._stage().window
-            self.dropped += window[:n]
-            del window[:n]
+        if n <= 0:
+            return
+        layout = self._stage()
+        self.dropped += layout.window[:n]
+        del layout.window[:n]
+        if len(layout.observed) > 1:
+            self._join_runs(layout)
+
+    def _join_runs(self, layout: Layout) -> None:
+        """Join runs between which nothing is held any more, so that their number is bounded by what is held."""
+        runs: list[tuple[int, int]] = []
+        for begin, end in layout.observed:
+            if runs and runs[-1][1] >= self.sink_blocks and begin <= layout.first:
+                runs[-1] = (runs[-1][0], end)
+            else:
+                runs.append((begin, end))
+        layout.observed = runs

@@ -184,6 +184,15 @@ class StateContract:
         manager.discard("s", 9, ["p/a"])
         assert manager.begin("s", "p/a", 10).kv("kv").total == 32
 
+    def test_after_a_rewind_the_tail_is_what_is_imagined_now(self, manager: Manager) -> None:
+        for tick, imagined in enumerate([False, True, False]):
+            manager.begin("s", "p/a", tick).kv("kv").append(blocks(4 * tick), imagined)
+            manager.commit("s", tick, ["p/a"])
+        view = manager.begin("s", "p/a", 3)
+        view.kv("kv").truncate(8)
+        assert view.kv("kv").drop_imagined() == 4
+        assert tokens(view) == list(range(4))
+
     @pytest.mark.parametrize("n", [1, 2, 3, 6])
     def test_only_whole_blocks_of_the_right_shape_are_taken(self, manager: Manager, n: int) -> None:
         view = manager.begin("s", "p/a", 1)

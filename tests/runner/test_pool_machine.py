@@ -9,7 +9,17 @@ import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, consumes, invariant, multiple, rule
+from hypothesis.stateful import (
+    Bundle,
+    MultipleResults,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
 
 from omni_loop.errors import Exhausted, InvalidInput, StateError
 from omni_loop.runner.block_table import BlockTable, Provenance
@@ -18,6 +28,7 @@ from omni_loop.stage import KVSpec
 
 SPEC = KVSpec(layers=1, kv_heads=1, head_dim=1, block_size=1, window_blocks=3, sink_blocks=2, scratch_blocks=4)
 BLOCKS = 12
+TABLES = 3  # few, so that much happens to each
 
 
 @dataclass
@@ -32,8 +43,23 @@ class Model:
             self.held[len(self.imagined)] = value
             self.imagined.append(imagined)
         behind = sorted(p for p in self.held if p >= SPEC.sink_blocks)
-        for position in behind[: max(0, len(behind) - SPEC.window_blocks)]:
-            del self.held[position]
+        if len(behind) > SPEC.window_blocks:
+            self.drop_before(behind[-SPEC.window_blocks])
+
+    def drop_before(self, position: int) -> None:
+        held = {p: v for p, v in self.held.items() if p >= position or p < SPEC.sink_blocks}
+        if held == self.held:
+            return
+        self.held = held
+        # What was imagined between real blocks is forgotten once none of it is held.
+        begin = None
+        for p, imagined in enumerate(list(self.imagined)):
+            if imagined and begin is None:
+                begin = p
+            elif not imagined and begin is not None:
+                if not any(q in held for q in range(begin, p)) and begin > 0:
+                    self.imagined[begin:p] = [False] * (p - begin)
+                begin = None
 
     def truncate(self, end: int) -> None:
         self.held = {p: v for p, v in self.held.items() if p < end}
@@ -73,8 +99,16 @@ class PoolMachine(RuleBasedStateMachine):
         self.pairs: list[Pair] = []
         self.value = 0
 
+    @initialize(target=tables)
+    def begin(self) -> Pair:
+        return self._open()
+
+    @precondition(lambda self: len(self.pairs) < TABLES)
     @rule(target=tables)
     def open(self) -> Pair:
+        return self._open()
+
+    def _open(self) -> Pair:
         pair = Pair(self.pool.open(), Model())
         self.pairs.append(pair)
         return pair
@@ -109,15 +143,13 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(pair=tables)
     def drop_imagined(self, pair: Pair) -> None:
-        assert pair.table.layout.observed_end == pair.now.tail
         self.pool.truncate(pair.table, pair.now.tail)
         pair.stage().truncate(pair.now.tail)
 
     @rule(pair=tables, position=st.integers(0, 12))
     def drop_before(self, pair: Pair, position: int) -> None:
         self.pool.drop_before(pair.table, position)
-        model = pair.stage()
-        model.held = {p: v for p, v in model.held.items() if p >= position or p < SPEC.sink_blocks}
+        pair.stage().drop_before(position)
 
     @rule(pair=tables)
     def commit(self, pair: Pair) -> None:
@@ -129,6 +161,12 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.discard(pair.table)
         pair.staged, pair.fresh = None, 0
 
+    @rule(pair=tables, imagined=st.booleans())
+    def tick(self, pair: Pair, imagined: bool) -> None:
+        self.append(pair, 1, imagined)
+        self.commit(pair)
+
+    @precondition(lambda self: len(self.pairs) < TABLES)
     @rule(target=tables, pair=tables)
     def fork(self, pair: Pair) -> Pair | MultipleResults[Pair]:
         if pair.table.staged is not None:
@@ -163,7 +201,7 @@ class PoolMachine(RuleBasedStateMachine):
         for pair in self.pairs:
             layout = pair.table.layout
             assert self.pool.gather(pair.table).flatten().tolist() == [*pair.now.values, *pair.now.values]
-            assert layout.end == len(pair.now.imagined)
+            assert (layout.end, layout.observed_end) == (len(pair.now.imagined), pair.now.tail)
             assert len(layout.sink) == sum(p < SPEC.sink_blocks for p in pair.now.held)
             committed = zip(pair.table.committed.blocks, sorted(pair.committed.held), strict=True)
             for block, position in committed:
