@@ -23,11 +23,15 @@ def small_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from omni_loop_worlds.dit import DiT, DiTConfig
 
     context = ContextConfig(
-        hidden_size=48, num_hidden_layers=2, num_attention_heads=4, head_dim=16, intermediate_size=64, window_ticks=3
+        hidden_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        head_dim=16,
+        intermediate_size=64,
+        window_ticks=3,
+        done_bias=0.7,
     )
-    act = ActConfig(
-        width=32, condition=32, blocks=2, query_heads=4, context_layers=2, context_head_dim=16, steps=3
-    )  # fmt: skip
+    act = ActConfig(width=32, condition=32, blocks=2, query_heads=4, context_layers=2, context_head_dim=16, steps=3)
     parts: dict[str, tuple[Callable[..., nn.Module], BaseModel]] = {
         "codec": (FrameCodec, CodecConfig(width=16, inner=8)),
         "world": (DiT, DiTConfig(width=32, layers=2, heads=2, window=4)),

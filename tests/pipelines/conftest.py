@@ -24,6 +24,13 @@ def shipped() -> bool:
     return all((folder / "model.safetensors").exists() for folder in folders.values())
 
 
+@pytest.fixture
+def trained() -> None:
+    """For what only trained weights can do."""
+    if not shipped():
+        pytest.skip("no checkpoints are shipped yet")
+
+
 @pytest.fixture(scope="session")
 def deployment(small_checkpoints: Path) -> Deployment:
     options: dict[str, Any] = {}

@@ -89,6 +89,26 @@ def test_actions_steer_the_next_frame_and_none_before(client: Client, episode: l
         assert (made[name][at] != made["plain"][at]).any()
 
 
+@pytest.mark.usefixtures("trained")
+def test_the_agent_moves_in_the_frame_its_action_leads_to(client: Client, episode: list[Seen]) -> None:
+    """An impulse to the far side, in the last action of the first call or in the first of the second."""
+    agents = {}
+    for name, at in {"plain": None, "last of first": 3, "first of second": 4}.items():
+        given = actions(episode, 2, 8)
+        if at is not None:
+            given[at] = 512 - given[at]
+        with client.open("pusht-world", seed=3) as session:
+            observe(session, episode, 0, 3, fresh=True)
+            results = [session.predict(given[:4]), session.predict(given[4:])]
+        agents[name] = np.concatenate(
+            [r.frames.scene[:, 0] for r in results if r.frames and r.frames.scene is not None]
+        )
+    for name, at in {"last of first": 3, "first of second": 4}.items():
+        apart = np.linalg.norm(agents[name] - agents["plain"], axis=1)
+        assert (apart[:at] == 0).all()
+        assert apart[at] > 4  # px of the table: further than the readout errs
+
+
 def test_a_session_may_begin_at_a_later_step(client: Client, episode: list[Seen]) -> None:
     with client.open("pusht-world", seed=3) as session:
         observe(session, episode, 10, 2, fresh=True)

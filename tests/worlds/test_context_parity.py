@@ -108,7 +108,8 @@ def test_ticks_through_the_pool_equal_the_recompute(
         assert (reading.hidden[0] - hidden[mine]).abs().max() <= 1e-5
         assert (torch.as_tensor(output["kv"].arrays["kv"]) - kv[:, :, mine]).abs().max() <= 1e-5
         logits = stage.model.lm_head(hidden[mine])
-        progress, done = layout.progress_values(logits[-3]), layout.done_probability(logits[-2])
+        progress = layout.progress_values(logits[-3])
+        done = layout.done_probability(logits[-2], stage.model.config.done_bias)
         assert abs(float(output["progress"].arrays["progress"]) - progress) <= 1e-5
         assert abs(float(output["progress"].arrays["done"]) - done) <= 1e-5
         bins = logits[-3, layout.PROGRESS : layout.PROGRESS + layout.PROGRESS_BINS]

@@ -65,6 +65,7 @@ def test_done_is_yes_against_no_alone() -> None:
     logits = torch.randn(3, L.VOCABULARY, generator=torch.Generator().manual_seed(0))
     odds = (logits[:, L.DONE_YES] - logits[:, L.DONE_NO]).sigmoid()
     assert torch.allclose(L.done_probability(logits), odds, atol=1e-6)
+    assert (L.done_probability(logits, bias=0.5) < odds).all()
 
 
 def test_given_tokens_stand_where_the_layout_says() -> None:
