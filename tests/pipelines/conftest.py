@@ -16,6 +16,7 @@ from omni_loop.client import Client, connect
 from omni_loop.config import Deployment, RunnerConfig
 from omni_loop.serve.background import BackgroundServer
 
+READY_S = 280.0  # also on a machine that is busy with something else
 PARTS = {"codec": omni_loop_worlds, "world": omni_loop_worlds, "context": omni_loop_worlds, "act": omni_loop_policies}
 
 
@@ -41,7 +42,7 @@ def deployment(small_checkpoints: Path) -> Deployment:
 
 @pytest.fixture(scope="session")
 def address(deployment: Deployment) -> Iterator[str]:
-    with BackgroundServer(deployment) as server:
+    with BackgroundServer(deployment, READY_S) as server:
         yield server.address
 
 
@@ -49,7 +50,7 @@ def address(deployment: Deployment) -> Iterator[str]:
 def spawned_address(deployment: Deployment) -> Iterator[str]:
     """The same deployment with its runner in a process of its own."""
     runner = RunnerConfig(name="apart", placement="process")
-    with BackgroundServer(deployment.model_copy(update={"runners": (runner,)})) as server:
+    with BackgroundServer(deployment.model_copy(update={"runners": (runner,)}), READY_S) as server:
         yield server.address
 
 
