@@ -73,6 +73,7 @@ class LocalRunner:
     async def stop(self) -> None:
         self._open = False
         if self._thread is None or self._ended is None:
+            self.connector.close()
             return
         self._queue.put(None)
         try:

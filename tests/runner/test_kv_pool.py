@@ -79,6 +79,36 @@ def test_provenance_follows_the_blocks() -> None:
     assert pool.provenance(dreamt) is Provenance.FREE
 
 
+@pytest.mark.parametrize(
+    ("sink", "kinds", "rewind", "tail"),
+    [
+        (1, "oiooioo", 5, 4),  # back to behind an imagined block in the window
+        (1, "oiooioo", 4, 4),
+        (2, "oioooooo", 2, 1),  # back to behind an imagined block in the sink
+        (1, "oioooooo", 2, 2),  # the imagined block is gone, so there is nothing to drop
+        (0, "iiiiiiii", 8, 0),  # most of the imagined tail is gone already
+        (0, "oiiiiiii", 3, 1),
+    ],
+)
+def test_the_imagined_tail_is_known_as_far_as_blocks_are_held(sink: int, kinds: str, rewind: int, tail: int) -> None:
+    pool = KVPool(SPEC, 16)
+    table = pool.open(sink_blocks=sink)
+    for i, kind in enumerate(kinds):
+        put(pool, table, i, imagined=kind == "i")
+        pool.commit(table)
+    pool.truncate(table, rewind)
+    assert table.layout.observed_end == tail
+
+
+def test_what_is_kept_about_gone_blocks_is_bounded() -> None:
+    pool = KVPool(SPEC, 16)
+    table = pool.open()
+    for i in range(500):
+        put(pool, table, i, imagined=i % 2 == 1)
+        pool.commit(table)
+    assert len(table.committed.observed) <= SPEC.window_blocks + SPEC.sink_blocks + 1
+
+
 def test_nothing_read_in_a_tick_is_overwritten_before_it_is_decided() -> None:
     pool = KVPool(SPEC, 8)
     table = pool.open()
