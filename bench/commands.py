@@ -91,9 +91,10 @@ def _table(name: str, results: Sequence[Result], quick: bool) -> Table:
     caption = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
     if quick:
         caption += "; quick: figures mean nothing and are not judged"
-    out = Table(title=f"bench {name}", title_justify="left", caption=caption, caption_justify="left")
+    # Without lines it fits a terminal of 80 columns.
+    out = Table(title=f"bench {name}", title_justify="left", caption=caption, caption_justify="left", box=None)
     for column in ("row", "ours", "baseline", "unit", "ratio", "bar", ""):
-        out.add_column(column, justify="right" if column in ("ours", "baseline", "ratio") else "left")
+        out.add_column(column, justify="right" if column in ("ours", "baseline", "ratio") else "left", no_wrap=True)
     for result in results:
         shown = result.as_json()
         numbers = [_number(shown[key]) for key in ("ours", "baseline", "ratio")]

@@ -1,7 +1,7 @@
 """``omni-loop bench policy``: success rates of the shipped PushT policy, through gRPC, on unseen seeds.
 
-A row's figure is the share of successful episodes; episodes are paired by seed across rows. The two rows without
-parts are ablations: what the context's cache and the agent's motion are worth.
+A row's figure is the share of successful episodes; episodes are paired by seed across rows. The ablations say
+what the context's cache, the agent's motion and the sampling temperature are worth.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Closed:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    def rate(self, suite_name: str, **act_options: bool) -> Measured:
+    def rate(self, suite_name: str, **act_options: float) -> Measured:
         """Success rate of ``suite_name`` with options of the act stage."""
         s = self._settings
         suite = load_suite(suite_name).changed(episodes=1 if s.quick else _EPISODES, videos="none")
@@ -82,3 +82,9 @@ def image_without_context(closed: Closed) -> Measured:
 def image_without_history(closed: Closed) -> Measured:
     """From the image, the agent's position before unknown."""
     return closed.rate("pusht-image", use_history=False)
+
+
+@BENCH.row("success", group="ablations")
+def image_at_temperature_1(closed: Closed) -> Measured:
+    """From the image, chunks sampled from unscaled noise."""
+    return closed.rate("pusht-image", temperature=1.0)
