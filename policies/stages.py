@@ -23,16 +23,23 @@ class ActStage:
     ``chunk``: ``actions float32[horizon, 2]`` in table pixels, clipped to the table. Keeps no state: its
     noise is a function of session seed, epoch and tick.
 
-    ``use_context`` and ``use_history`` switch parts off for ablations.
+    ``use_context`` and ``use_history`` switch parts off for ablations; ``temperature`` (0: the model's own) scales
+    the noise a chunk starts from.
     """
 
     kind = StageKind.ACT
 
     def __init__(
-        self, checkpoints: str = "", device: str = "cpu", use_context: bool = True, use_history: bool = True
+        self,
+        checkpoints: str = "",
+        device: str = "cpu",
+        use_context: bool = True,
+        use_history: bool = True,
+        temperature: float = 0.0,
     ) -> None:
         folder = (Path(checkpoints) if checkpoints else SHIPPED) / "act"
-        self.model = ActHead(load_config(folder, ActConfig))
+        config = load_config(folder, ActConfig)
+        self.model = ActHead(config.model_copy(update={"temperature": temperature}) if temperature else config)
         load_weights(folder, self.model)
         self.model.to(device)
         self.revision = revision(folder)
