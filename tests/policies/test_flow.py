@@ -74,7 +74,7 @@ def test_a_straight_path_ends_where_it_leads(
 
     def straight(x: Tensor, t: Tensor, *_: Tensor) -> Tensor:
         times.append(float(t[0]))
-        return goal - given["noise"]
+        return goal - given["noise"] * head.config.temperature
 
     monkeypatch.setattr(head, "velocity", straight)
     chunk = head.sample(**given)
