@@ -10,10 +10,10 @@ from pathlib import Path
 from omni_loop.errors import ConfigError
 from omni_loop.training.checkpoint import load_config, load_weights
 from omni_loop.training.demos import Demos
-from omni_loop_worlds.codec import FrameCodec
+from omni_loop_worlds.codec import FrameCodec, to_float
 from omni_loop_worlds.context.perceive import load_codec
 from omni_loop_worlds.dit import DiT, DiTConfig
-from omni_loop_worlds.quality import Quality, Windows
+from omni_loop_worlds.quality import Quality, Windows, iou, t_mask
 from omni_loop_worlds.stages.shared import checkpoint
 from omni_loop_worlds.train.codec import evaluate as evaluate_codec
 
@@ -120,6 +120,16 @@ def iou_8(world: World) -> Measured:
     """Overlap of the T after 8 imagined frames, against copying the last real one."""
     row = world.horizon[7]
     return Measured(row["iou"], row["copy_iou"])
+
+
+@BENCH.row("IoU", group="quality")
+def iou_8_moved(world: World) -> Measured:
+    """The same over the windows in which the T has moved (copying overlaps by less than 0.8)."""
+    frames = world.quality.windows.frames
+    true, copied = (t_mask(to_float(frames[:, at])) for at in (CONTEXT + 7, CONTEXT - 1))
+    kept = iou(copied, true)
+    ours = iou(t_mask(world.quality.imagine(8)[:, 7]), true)
+    return Measured(float(ours[kept < 0.8].mean()), float(kept[kept < 0.8].mean()))
 
 
 @BENCH.row("dB", group="quality")
