@@ -15,27 +15,28 @@ from omni_loop.training.demos import Demos
 from omni_loop_worlds.codec import to_uint8
 from omni_loop_worlds.quality import Windows
 
-STEPS = (1, 2, 4, 8, 12, 16)
+STEPS = (1, 2, 3, 4, 6, 8)
 _KINDS = ("expert", "perturbed", "random")
 _SCALE, _GAP, _PAIR_GAP, _LEFT, _TOP = 2, 4, 16, 132, 36  # px
 _PAPER, _INK, _MUTED = (255, 255, 255), (24, 28, 34), (110, 118, 130)
 
 
 def choose(demos: Demos, length: int) -> tuple[Windows, list[str]]:
-    """One stretch of ``length`` frames of each kind of episode: that in which the T moves more than in nine of ten,
-    so that there is something to see and it is no exception."""
+    """One stretch of ``length`` frames of each kind of episode, the T wholly on the table: that in which it moves more
+    than in three of four, so that there is something to see and it is no exception."""
     frames, actions, names = [], [], []
     for kind in _KINDS:
         starts = [
             int(demos.start[e]) + at
             for e in demos.episodes(kind, framed=True)
             for at in range(0, int(demos.length[e]) - length + 1, 4)
+            if np.abs(demos.points[demos.start[e] + at : demos.start[e] + at + length, 1:]).max() < 1
         ]
         if not starts:
-            raise ConfigError(f"no held-out {kind} episode has {length} frames to draw")
+            raise ConfigError(f"no held-out {kind} episode has {length} frames with the T on the table")
         points = demos.points[:, 1:]
         moved = [float(np.abs(points[s + length - 1] - points[s]).mean()) for s in starts]
-        start = starts[int(np.argsort(moved)[int(0.9 * (len(moved) - 1))])]
+        start = starts[int(np.argsort(moved)[int(0.75 * (len(moved) - 1))])]
         rows = slice(start, start + length)
         frames.append(torch.from_numpy(demos.frames[rows]))
         actions.append(torch.from_numpy(demos.action[rows] / 256 - 1).float())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -21,8 +19,7 @@ from ..quality import Quality, Windows, summarise
 
 class WorldRecipe(Recipe):
     """``moving`` weighs tokens that change; ``scene_weight`` scores predicted latents by the readout;
-    from ``drift_from`` (part of the steps) on, context frames are the model's own predictions, up to three in
-    a row. ``tail_steps`` follow at a lower rate in which they are up to ``tail_rounds`` in a row."""
+    from ``drift_from`` (part of the steps) on, context frames are the model's own predictions."""
 
     model: DiTConfig = DiTConfig()
     frames: int = 8
@@ -36,10 +33,6 @@ class WorldRecipe(Recipe):
     context_noise: float = 0.12
     ema: float = 0.998
     random_share: float = 0.35  # part of the sequences drawn from random pushes
-    tail_steps: int = 0
-    tail_batch: int = 16
-    tail_rounds: int = 7
-    tail_rate: float = 0.35
 
 
 class Sequences:
@@ -101,8 +94,7 @@ class WorldLoss:
             context = torch.where(imagined[..., None, None], guess, clean)
         return context
 
-    def __call__(self, model: DiT, z: Tensor, action: Tensor, points: Tensor, rounds: int) -> dict[str, Tensor]:
-        """``rounds``: how many frames in a row the context may have been imagined for; 0: all are real."""
+    def __call__(self, model: DiT, z: Tensor, action: Tensor, points: Tensor, drift: bool) -> dict[str, Tensor]:
         r = self.recipe
         x, first = z[:, 1:], z[:, :1]
         b, f, p, c = x.shape
@@ -110,7 +102,7 @@ class WorldLoss:
         starts = torch.rand(b) < r.first_frame
         first = torch.where(starts[:, None, None, None], x[:, :1], first)
         known[:, 0] &= ~starts
-        context = self._drift(model, x, first, action, known, rounds)
+        context = self._drift(model, x, first, action, known, int(torch.randint(1, 4, ()))) if drift else x
         soft = torch.where(torch.rand(b, 1) < 0.5, 0.0, torch.rand(b, f) * r.context_noise)
         clean = (1 - soft[..., None, None]) * context + soft[..., None, None] * torch.randn_like(x)
         prev = torch.cat([first, clean[:, :-1]], 1)
@@ -132,58 +124,33 @@ class WorldLoss:
         return losses
 
 
-class Lesson:
-    """Steps on one model with one optimiser and a running average of its weights."""
-
-    def __init__(self, model: DiT, loss: WorldLoss, data: Sequences, rng: np.random.Generator) -> None:
-        r = loss.recipe
-        self.model, self.average, self._loss, self._data, self._rng = model, Average(model, r.ema), loss, data, rng
-        self._optimiser = Optimiser(
-            model.named_parameters(), r.lr, betas=(0.9, 0.95), muon=("blocks.",), muon_lr=r.muon_lr
-        )
-        self._sums: dict[str, float] = {}
-
-    def step(self, batch: int, rounds: int, factor: float) -> None:
-        losses = self._loss(self.model, *self._data.draw(self._rng, batch), rounds=rounds)
-        self._optimiser.step(losses["latent"] + self._loss.recipe.scene_weight * losses["scene"], factor)
-        self.average.update(self.model)
-        self._sums = {k: self._sums.get(k, 0.0) + v.item() for k, v in losses.items()}
-
-    def report(self, name: str, step: int, steps: int, context: TrainContext) -> None:
-        if (step + 1) % 100 == 0:
-            shown = " ".join(f"{k} {v / 100:.4f}" for k, v in self._sums.items())
-            context.log(f"{name} {step + 1}/{steps} {shown} {context.spent()['wall_minutes']} min")
-            self._sums = {}
-
-
-def tail(model: DiT, loss: WorldLoss, data: Sequences, rng: np.random.Generator, context: TrainContext) -> DiT:
-    """Long stretches of imagination as context, at a lower rate: shapes learn to survive them."""
-    r, lesson = loss.recipe, Lesson(copy.deepcopy(model).requires_grad_(True), loss, data, rng)
-    for step in range(r.tail_steps):
-        rounds = int(rng.integers(0, r.tail_rounds + 1))
-        lesson.step(r.tail_batch, rounds, r.tail_rate * trapezoid(step, r.tail_steps, 30))
-        lesson.report("tail step", step, r.tail_steps, context)
-    return lesson.average.module
-
-
 def train(recipe: WorldRecipe, context: TrainContext) -> Trained:
     """Train from scratch on the shipped codec's latents."""
     begin(recipe)
     rng = np.random.default_rng(recipe.seed)
     codec = load_codec(context.checkpoints / "codec")
     seen = perceive(codec, revision(context.checkpoints / "codec"), context.train, context.log)
-    data, loss = Sequences(seen, context.train, recipe.frames, recipe.random_share), WorldLoss(recipe, codec)
-    lesson = Lesson(DiT(recipe.model), loss, data, rng)
+    data = Sequences(seen, context.train, recipe.frames, recipe.random_share)
+    model = DiT(recipe.model)
+    optimiser = Optimiser(
+        model.named_parameters(), recipe.lr, betas=(0.9, 0.95), muon=("blocks.",), muon_lr=recipe.muon_lr
+    )
+    average, loss_of, sums = Average(model, recipe.ema), WorldLoss(recipe, codec), {"latent": 0.0, "scene": 0.0}
     for step in range(recipe.steps):
         drift = step >= recipe.drift_from * recipe.steps and rng.random() < recipe.drift_share
-        lesson.step(recipe.batch, int(rng.integers(1, 4)) if drift else 0, trapezoid(step, recipe.steps, 50))
-        lesson.report("step", step, recipe.steps, context)
-    final = tail(lesson.average.module, loss, data, rng, context) if recipe.tail_steps else lesson.average.module
+        losses = loss_of(model, *data.draw(rng, recipe.batch), drift=drift)
+        optimiser.step(losses["latent"] + recipe.scene_weight * losses["scene"], trapezoid(step, recipe.steps, 50))
+        average.update(model)
+        sums = {k: v + losses[k].item() for k, v in sums.items()}
+        if (step + 1) % 100 == 0:
+            shown = " ".join(f"{k} {v / 100:.4f}" for k, v in sums.items())
+            context.log(f"step {step + 1}/{recipe.steps} {shown} {context.spent()['wall_minutes']} min")
+            sums = dict.fromkeys(sums, 0.0)
     return Trained(
         "world",
         recipe.model.model_dump(mode="json"),
-        final.state_dict(),
-        summarise(Quality(codec, final, Windows.of(context.test, 29))),
+        average.module.state_dict(),
+        summarise(Quality(codec, average.module, Windows.of(context.test, 29))),
         "96 x 96 frames and executed actions",
         "frames of expert, perturbed and random episodes",
     )
