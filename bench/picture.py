@@ -22,19 +22,19 @@ _PAPER, _INK, _MUTED = (255, 255, 255), (24, 28, 34), (110, 118, 130)
 
 
 def choose(demos: Demos, length: int) -> tuple[Windows, list[str]]:
-    """One stretch of ``length`` frames of each kind of episode, the T wholly on the table: that in which it moves more
-    than in three of four, so that there is something to see and it is no exception."""
+    """One stretch of ``length`` frames of each kind of episode, the T wholly on the table where there is such a one:
+    that in which it moves more than in three of four, so that there is something to see and it is no exception."""
     frames, actions, names = [], [], []
     for kind in _KINDS:
         starts = [
             int(demos.start[e]) + at
             for e in demos.episodes(kind, framed=True)
             for at in range(0, int(demos.length[e]) - length + 1, 4)
-            if np.abs(demos.points[demos.start[e] + at : demos.start[e] + at + length, 1:]).max() < 1
         ]
         if not starts:
-            raise ConfigError(f"no held-out {kind} episode has {length} frames with the T on the table")
+            raise ConfigError(f"no held-out {kind} episode has {length} frames to draw")
         points = demos.points[:, 1:]
+        starts = [s for s in starts if np.abs(points[s : s + length]).max() < 1] or starts
         moved = [float(np.abs(points[s + length - 1] - points[s]).mean()) for s in starts]
         start = starts[int(np.argsort(moved)[int(0.75 * (len(moved) - 1))])]
         rows = slice(start, start + length)

@@ -19,6 +19,7 @@ from omni_loop_bench import picture, process
 from omni_loop_bench.held_out import held_out
 from omni_loop_bench.kv import Dense, Paged, Recompute
 from omni_loop_bench.rows import Settings, find
+from omni_loop_bench.world import CONTEXT
 from omni_loop_envs.pusht.demos import KINDS, PUSHT_DEMOS, PushTDemos
 
 
@@ -67,13 +68,15 @@ def test_the_picture_shows_real_frames_above_imagined_ones(settings: Settings, d
     bench, file = find("world"), tmp_path / "deep" / "strip.png"
     bench.run(["readout"], settings, file)
     drawn = np.asarray(Image.open(file).convert("RGB")).astype(int)
-    windows, names = picture.choose(Demos(data / "test", KINDS), 21)
+    windows, names = picture.choose(Demos(data / "test", KINDS), CONTEXT + max(picture.STEPS))
     assert names == ["expert", "perturbed", "random"]
     side = 2 * 96
     for column, step in enumerate(picture.STEPS):
         x = drawn.shape[1] - (len(picture.STEPS) - column) * (side + 4)
         y = drawn.shape[0] - 2 * (side + 4)  # the last episode
-        real = np.asarray(Image.fromarray(windows.frames[-1, 5 + step - 1].numpy()).resize((side, side), 3)).astype(int)
+        real = np.asarray(
+            Image.fromarray(windows.frames[-1, CONTEXT + step - 1].numpy()).resize((side, side), 3)
+        ).astype(int)
         np.testing.assert_array_equal(drawn[y : y + side, x : x + side], real)
         assert np.abs(drawn[y + side + 4 : y + 2 * side + 4, x : x + side] - real).mean() > 5  # drawn weights
 
