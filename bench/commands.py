@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -92,7 +92,8 @@ def _table(name: str, results: Sequence[Result], quick: bool) -> Table:
     if quick:
         caption += "; quick: figures mean nothing and are not judged"
     # Without lines it fits a terminal of 80 columns.
-    out = Table(title=f"bench {name}", title_justify="left", caption=caption, caption_justify="left", box=None)
+    look: dict[str, Any] = {"box": None, "padding": (0, 2, 0, 0), "pad_edge": False}
+    out = Table(title=f"bench {name}", title_justify="left", caption=caption, caption_justify="left", **look)
     for column in ("row", "ours", "baseline", "unit", "ratio", "bar", ""):
         out.add_column(column, justify="right" if column in ("ours", "baseline", "ratio") else "left", no_wrap=True)
     for result in results:
