@@ -164,10 +164,14 @@ class ServerUnavailable(OmniLoopError):
     code, reason, retryable = Code.UNAVAILABLE, Reason.RUNNER_GONE, True
 
 
+SHOWN = 64  # characters of somebody else's name that a text repeats or a look-up compares
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """`` Did you mean 'x'?`` for the known name nearest to ``name``, else the list of known names."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    # Matching takes time that grows with the name, and the name may be anything a client sent.
+    close = difflib.get_close_matches(name[:SHOWN], names, n=1, cutoff=0.5)
     if close:
         return f" Did you mean {close[0]!r}?"
     return f" Known: {', '.join(names) if names else 'none'}."

@@ -20,6 +20,10 @@ from .errors import OmniLoopError
 
 Array = NDArray[Any]
 
+# Greatest step and seq: exact as a double, and far enough below 2**63 that no sum with a horizon or a number
+# of predicted steps leaves an int64.
+MAX_COUNT = 1 << 53
+
 
 class Op(StrEnum):
     """What a tick is asked to do."""

@@ -14,7 +14,7 @@ from ..messages import PayloadKind, Scalar
 from ..session.machine import Position
 from ..session.manager import Session
 from ..stage import Payload
-from ..types import Op, SessionSpec
+from ..types import MAX_COUNT, Op, SessionSpec
 from .graph import ACTIONS, EXECUTED, CompiledPipeline, CompiledPlan
 from .request import TickRequest
 
@@ -98,6 +98,9 @@ def check_request(graph: CompiledPipeline, keys: tuple[str, ...], request: TickR
         _check_frames(spec, plan, request)
     if request.step < 0:
         raise InvalidInput(f"step is {request.step}; the first observation after a reset is step 0")
+    for name, value in (("seq", request.seq), ("step", request.step)):
+        if value > MAX_COUNT:  # the answer, which comes after the commit, could not be encoded
+            raise InvalidInput(f"{name} is {value}; it must be at most {MAX_COUNT}")
     if request.deadline_ms < 0:
         raise InvalidInput(f"deadline_ms is {request.deadline_ms:g}; 0 means none")
     expected = () if request.op is Op.PREDICT else keys

@@ -1,4 +1,5 @@
-"""From payloads to what a client reads. Nothing that is not finite or not as the spec says leaves the server."""
+"""From payloads to what a client reads. Nothing that is not finite or not as the spec says leaves the server,
+and nothing that could not be encoded: that would be found only after the commit."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..errors import Reason, StageFailed, nearest
 from ..stage import Payload
-from ..types import ActionChunk, FramePrediction, Op, Progress, SessionSpec, TickResult
+from ..types import MAX_COUNT, ActionChunk, FramePrediction, Op, Progress, SessionSpec, TickResult
 from .graph import CompiledPlan
 from .prepare import Work
 from .tick import TickRun
@@ -39,7 +40,7 @@ def read_chunk(payload: Payload, spec: SessionSpec, seq: int, step: int, epoch: 
         raise _bad(f"an action of {actions.min():g}{_unit(spec)} is below the spec's {low:g}")
     if high is not None and actions.max() > high:
         raise _bad(f"an action of {actions.max():g}{_unit(spec)} is above the spec's {high:g}")
-    return ActionChunk(seq, step, actions, epoch, str(payload.meta.get("revision", "")))
+    return ActionChunk(seq, step, actions, epoch, _text(payload, "revision"))
 
 
 def read_frames(payload: Payload, spec: SessionSpec, seq: int, first: int, epoch: int, count: int) -> FramePrediction:
@@ -59,6 +60,8 @@ def read_frames(payload: Payload, spec: SessionSpec, seq: int, first: int, epoch
 def read_progress(payload: Payload, seq: int, step: int, epoch: int) -> Progress:
     """``progress`` and ``done``, scalars in 0..1. A stage that judged another step says so in ``meta['step']``."""
     at = int(payload.meta.get("step", step))
+    if not 0 <= at <= 2 * MAX_COUNT:
+        raise _bad(f"progress is of step {at}, expected 0..{2 * MAX_COUNT}")
     return Progress(seq, at, _share(payload, "progress"), _share(payload, "done"), epoch)
 
 
@@ -70,6 +73,15 @@ def _share(payload: Payload, name: str) -> float:
     if not 0.0 <= value <= 1.0:  # false for NaN too
         raise _bad(f"{name!r} is {value:g}, expected 0..1")
     return value
+
+
+def _text(payload: Payload, name: str) -> str:
+    text = str(payload.meta.get(name, ""))
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise _bad(f"{name!r} is not valid UTF-8") from None
+    return text
 
 
 def _array(payload: Payload, name: str) -> NDArray[Any]:

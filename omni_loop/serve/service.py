@@ -196,10 +196,8 @@ class LoopService:
     async def _open(self, request: pb.OpenSessionRequest, nbytes: int) -> pb.OpenSessionReply:
         if self.draining:
             raise ServerUnavailable("the server is about to stop and opens no sessions", reason=Reason.DRAINING)
+        codec.check_open(request, self.limits)
         _check_digest(request, self.core.specs)
-        self.limits.check_prompt(request.prompt)
-        self.limits.check_count(len(request.observation_keys))
-        self.limits.check_count(len(request.options))
         seed = request.seed if request.HasField("seed") else None
         keys, options = tuple(request.observation_keys), dict(request.options)
         info = await self.core.open(request.pipeline, seed, request.prompt, keys, options)

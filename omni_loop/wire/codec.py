@@ -14,11 +14,12 @@ from .check import (
     check_observation,
 )
 from .faults import ERROR_KEY, decode_error, encode_error
-from .limits import Limits, decode_limits, encode_limits
+from .limits import MAX_NAME, Limits, check_name, decode_limits, encode_limits
 from .replies import decode_frames, decode_result, encode_frames, encode_frames_error, encode_result
 from .requests import (
     Predict,
     Recondition,
+    check_open,
     decode_observation,
     decode_predict,
     decode_recondition,
@@ -29,6 +30,7 @@ from .tensors import check_finite, decode_tensor, encode_tensor
 
 __all__ = [
     "ERROR_KEY",
+    "MAX_NAME",
     "Limits",
     "Predict",
     "Recondition",
@@ -36,7 +38,9 @@ __all__ = [
     "check_array",
     "check_finite",
     "check_keys",
+    "check_name",
     "check_observation",
+    "check_open",
     "decode_array_spec",
     "decode_error",
     "decode_frames",

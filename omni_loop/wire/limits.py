@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..errors import InvalidInput, Reason, TensorError
+from ..errors import SHOWN, InvalidInput, Reason, TensorError
 from . import loop_pb2 as pb
 
 MIB = 1 << 20
+MAX_NAME = 256  # characters of a name, or of an option's value
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,15 @@ class Limits:
         if "\0" in prompt:
             raise InvalidInput("the prompt holds a NUL character")
         return prompt
+
+
+def check_name(what: str, name: str) -> None:
+    """Raises :class:`InvalidInput` (too large) for a name that is too long to be looked up or repeated."""
+    if len(name) > MAX_NAME:
+        raise InvalidInput(
+            f"{what} {name[:SHOWN]!r}... has {len(name)} characters; at most {MAX_NAME} are taken",
+            reason=Reason.TOO_LARGE,
+        )
 
 
 def shown(shape: Sequence[int]) -> str:

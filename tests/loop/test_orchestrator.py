@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,7 +24,8 @@ from omni_loop.errors import (
 from omni_loop.loop.request import SessionInfo, TickRequest
 from omni_loop.messages import PayloadKind
 from omni_loop.stage import Payload, StageItem
-from omni_loop.types import Op, TickResult
+from omni_loop.types import MAX_COUNT, Op, TickResult
+from omni_loop.wire import codec
 
 from .toy import DIM, HORIZON, Gate, Toy, infer, predict, recondition, toy
 
@@ -126,6 +128,45 @@ async def test_output_that_is_not_as_the_spec_says_is_undone(array: np.ndarray, 
         assert caught.value.reason is Reason.BAD_OUTPUT
         t.script.change.clear()
         assert await ticks(t, info, 1, 0) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("stage", "output", "meta"),
+    [
+        ("act", "actions", {"revision": "\ud800"}),
+        ("context", "progress", {"step": 1 << 63}),
+        ("context", "progress", {"step": -1}),
+    ],
+)
+async def test_what_could_not_be_encoded_is_not_committed(stage: str, output: str, meta: dict[str, str | int]) -> None:
+    async with toy() as t:
+        info = await t.core.open("toy")
+        t.script.change[stage] = lambda outputs: {**outputs, output: replace(outputs[output], meta=meta)}
+        with pytest.raises(StageFailed) as caught:
+            await t.core.tick(infer(info, 1))
+        assert caught.value.reason is Reason.BAD_OUTPUT
+        t.script.change.clear()
+        assert await ticks(t, info, 1, 0) == (1, 1)
+
+
+async def test_steps_and_seqs_end_where_an_answer_can_still_be_encoded() -> None:
+    async with toy() as t:
+        info = await t.core.open("toy")
+        for request in (infer(info, 1, step=MAX_COUNT + 1), recondition(info, 1, MAX_COUNT + 1, 2, 1)):
+            with pytest.raises(InvalidInput, match=f"step is {MAX_COUNT + 1}; it must be at most {MAX_COUNT}"):
+                await t.core.tick(request)
+        with pytest.raises(InvalidInput, match=f"seq is {MAX_COUNT + 1}; it must be at most {MAX_COUNT}"):
+            await t.core.tick(infer(info, MAX_COUNT + 1))
+        still = Payload(PayloadKind.ACTIONS, {"actions": np.zeros((HORIZON, DIM), np.float32)})
+        t.script.change["act"] = lambda outputs: {"actions": still}  # the toy's own hold the step
+        seq = MAX_COUNT - 2
+        for request in (
+            infer(info, seq, step=MAX_COUNT, frames=8),
+            predict(info, seq + 1, steps=8),
+            recondition(info, seq + 2, MAX_COUNT, 2, 1),
+        ):
+            reply = codec.encode_result(await t.core.tick(request))
+            assert reply.seq == request.seq
 
 
 async def test_a_missing_output_names_those_that_came() -> None:

@@ -1,9 +1,11 @@
 """Every named bad input is refused with a typed error that names what is wrong."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from omni_loop.errors import InvalidInput
+from omni_loop.errors import InvalidInput, Reason
 from omni_loop.testing.bad_inputs import KEYS, LIMITS, BadInput, cases, good_arrays, good_request
 from omni_loop.testing.toy_core import SPEC
 from omni_loop.types import Observation
@@ -70,3 +72,43 @@ def test_bad_prompts(prompt: str, says: str) -> None:
 
 def test_a_prompt_in_another_script_is_taken() -> None:
     assert codec.Limits().check_prompt("推 T 到目標") == "推 T 到目標"
+
+
+LONG = "x" * (codec.MAX_NAME + 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"pipeline": LONG}, "the pipeline 'x"),
+        ({"spec_digest": LONG}, "the spec digest 'x"),
+        ({"observation_keys": ["image", LONG]}, "the observation key 'x"),
+        ({"options": {LONG: "1"}}, "the option 'x"),
+        ({"options": {"scale": LONG}}, "option 'scale': the value 'x"),
+    ],
+)
+def test_long_names_are_refused_before_they_are_looked_up(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidInput, match=f"^{says}") as refusal:
+        codec.check_open(pb.OpenSessionRequest(**fields), LIMITS)
+    assert refusal.value.reason is Reason.TOO_LARGE
+    assert "x" * 64 in refusal.value.text
+    assert "x" * 65 not in refusal.value.text
+
+
+def test_names_as_long_as_may_be_are_taken() -> None:
+    name = LONG[1:]
+    codec.check_open(
+        pb.OpenSessionRequest(pipeline=name, observation_keys=[name], options={name: name}, spec_digest=name), LIMITS
+    )
+
+
+@pytest.mark.parametrize("step", [(1 << 53) + 1, (1 << 63) - 1])
+def test_a_recondition_names_its_own_field(step: int) -> None:
+    request = pb.ReconditionRequest(seq=1, first_step=step)
+    with pytest.raises(InvalidInput, match=f"^first_step is {step}; it must be at most {1 << 53}"):
+        codec.decode_recondition(request, SPEC, KEYS, LIMITS)
+
+
+def test_the_seq_of_a_predict_is_bounded() -> None:
+    with pytest.raises(InvalidInput, match=f"^seq is {1 << 63}; it must be at most {1 << 53}"):
+        codec.decode_predict(pb.PredictRequest(seq=1 << 63, steps=1), SPEC, LIMITS)
