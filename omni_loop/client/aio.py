@@ -61,7 +61,7 @@ class AsyncClient:
         image_encoding: str = "raw",
     ) -> AsyncSession:
         """See :meth:`Client.open <omni_loop.client.sync.Client.open>`."""
-        request = book.open_request(pipeline, prompt, seed, keys, options or {}, spec_digest)
+        request = book.open_request(pipeline, prompt, seed, keys, options or {}, spec_digest, image_encoding)
         reply = await self.call("OpenSession", request, pb.OpenSessionReply)
         return AsyncSession(self, book.Book(reply, image_encoding))
 

@@ -13,12 +13,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import InvalidInput, TensorError
-from ..types import Array, ArraySpec, SessionSpec, TickResult
+from ..types import MAX_COUNT, Array, ArraySpec, SessionSpec, TickResult
 from ..wire import codec
 from ..wire import loop_pb2 as pb
+from .arguments import check_encoding, check_options, duration, names, text, whole
 
 # What a server may send: frames of a long prediction are larger than anything a client sends.
 ANSWER_BYTES = 256 << 20
+UINT32, UINT64 = (1 << 32) - 1, (1 << 64) - 1
 ANSWERS = codec.Limits(max_message_bytes=ANSWER_BYTES, max_tensor_bytes=ANSWER_BYTES)
 
 
@@ -50,16 +52,17 @@ def open_request(
     keys: Sequence[str],
     options: Mapping[str, Any],
     spec_digest: str,
+    image_encoding: str = "raw",
 ) -> pb.OpenSessionRequest:
-    if isinstance(keys, str):
-        raise InvalidInput(f"keys is the text {keys!r}; it must be a sequence of observation keys")
+    """Raises :class:`InvalidInput` naming the argument; ``image_encoding`` is checked here and used later."""
+    check_encoding("image_encoding", image_encoding)
     return pb.OpenSessionRequest(
-        pipeline=pipeline,
-        prompt=prompt,
-        seed=None if seed is None else _unsigned("seed", seed, 64),
-        observation_keys=keys,
-        spec_digest=spec_digest,
-        options={name: str(value) for name, value in options.items()},
+        pipeline=text("pipeline", pipeline, codec.MAX_NAME),
+        prompt=text("prompt", prompt),
+        seed=None if seed is None else whole("seed", seed, UINT64),
+        observation_keys=names("keys", keys),
+        spec_digest=text("spec_digest", spec_digest, codec.MAX_NAME),
+        options=check_options("options", options),
     )
 
 
@@ -85,12 +88,12 @@ class Book:
         captured_ns: int = 0,
     ) -> pb.Observation:
         message = pb.Observation(
-            step=_unsigned("step", step),
+            step=whole("step", step, MAX_COUNT),
             arrays=self._encoded(arrays, leading=0),
             executed=self._actions("executed", executed),
-            captured_ns=captured_ns,
-            frames=frames,
-            deadline_ms=deadline_ms,
+            captured_ns=whole("captured_ns", captured_ns, UINT64),
+            frames=whole("frames", frames, UINT32),
+            deadline_ms=duration("deadline_ms", deadline_ms),
         )
         message.seq = self._next()  # last: a refused observation uses no seq
         return message
@@ -99,8 +102,8 @@ class Book:
         message = pb.PredictRequest(
             session=self.ref,
             actions=self._actions("actions", actions),
-            steps=_unsigned("steps", steps),
-            deadline_ms=deadline_ms,
+            steps=whole("steps", steps, UINT32),
+            deadline_ms=duration("deadline_ms", deadline_ms),
         )
         message.seq = self._next()
         return message
@@ -114,17 +117,20 @@ class Book:
     ) -> pb.ReconditionRequest:
         message = pb.ReconditionRequest(
             session=self.ref,
-            first_step=_unsigned("first_step", first_step),
+            first_step=whole("first_step", first_step, MAX_COUNT),
             arrays=self._encoded(arrays, leading=1),
             executed=self._actions("executed", executed),
-            deadline_ms=deadline_ms,
+            deadline_ms=duration("deadline_ms", deadline_ms),
         )
         message.seq = self._next()
         return message
 
     def reset(self, seed: int | None, prompt: str | None) -> pb.ResetRequest:
-        seed = None if seed is None else _unsigned("seed", seed, 64)
-        return pb.ResetRequest(session=self.ref, seed=seed, prompt=prompt)
+        return pb.ResetRequest(
+            session=self.ref,
+            seed=None if seed is None else whole("seed", seed, UINT64),
+            prompt=None if prompt is None else text("prompt", prompt),
+        )
 
     def read(self, reply: pb.TickReply) -> TickResult:
         result = codec.decode_result(reply, self.spec, ANSWERS)
@@ -140,6 +146,11 @@ class Book:
         return self.seq
 
     def _encoded(self, arrays: Mapping[str, ArrayLike], leading: int) -> dict[str, pb.Tensor]:
+        if not isinstance(arrays, Mapping):
+            raise InvalidInput(
+                f"arrays is a {type(arrays).__name__}; it must be a mapping of observation keys to arrays"
+            )
+        names("arrays", tuple(arrays))
         codec.check_keys(self.keys, arrays)
         encoded = {}
         for name, value in arrays.items():
@@ -180,12 +191,3 @@ def as_array(spec: ArraySpec, value: ArrayLike, name: str) -> Array:
             raise TensorError(f"{name!r} holds numbers that {spec.dtype} cannot")
     codec.check_finite(name, array)
     return array
-
-
-def _unsigned(name: str, value: int, bits: int = 63) -> int:
-    """A whole number >= 0; numpy's integers too."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise InvalidInput(f"{name} is {value!r}; it must be a whole number")
-    if not 0 <= value < 1 << bits:
-        raise InvalidInput(f"{name} is {value}; it must be at least 0 and less than 2^{bits}")
-    return int(value)

@@ -122,7 +122,8 @@ class SessionStream:
         return request.seq
 
     async def reset(self, *, seed: int | None = None, prompt: str | None = None) -> None:
-        """Begin a new episode after the requests sent so far; answered by :class:`WasReset`."""
+        """Begin a new episode after the requests sent so far; answered by :class:`WasReset`. As for
+        :meth:`Session.reset <omni_loop.client.sync.Session.reset>`, a seed does not repeat an earlier epoch."""
         await self._send(pb.ClientMessage(reset=self._book.reset(seed, prompt)))
 
     async def done(self) -> None:

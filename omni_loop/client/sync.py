@@ -60,8 +60,10 @@ class Client:
         image_encoding: str = "raw",
     ) -> Session:
         """A new session. ``keys``: the observation keys that will be sent (none: exactly the required ones);
-        ``seed``: None lets the server draw one; ``image_encoding`` raw, png (lossless) or jpeg (lossy)."""
-        request = book.open_request(pipeline, prompt, seed, keys, options or {}, spec_digest)
+        ``seed``: None lets the server draw one; sessions opened with one seed and sent the same answer the same,
+        each in its first epoch. ``image_encoding`` raw, png (lossless) or jpeg (lossy). An argument that cannot be
+        right raises :class:`~omni_loop.errors.InvalidInput` before anything is sent, here and in every call."""
+        request = book.open_request(pipeline, prompt, seed, keys, options or {}, spec_digest, image_encoding)
         return Session(self, book.Book(self.call("OpenSession", request, pb.OpenSessionReply), image_encoding))
 
     def call(self, name: str, request: Message, reply: type[R]) -> R:
@@ -157,7 +159,11 @@ class Session:
         return self._book.read(self._client.call("Recondition", request, pb.TickReply))
 
     def reset(self, *, seed: int | None = None, prompt: str | None = None) -> int:
-        """Begin a new episode; the new epoch. None keeps the seed or the prompt."""
+        """Begin a new episode; the new epoch. None keeps the seed or the prompt.
+
+        Noise is a function of (seed, epoch, tick, stage) and the epoch is a new one, so a reset to a seed does not
+        repeat what a session opened with that seed did: open a new session for that.
+        """
         return self._book.read_reset(self._client.call("Reset", self._book.reset(seed, prompt), pb.ResetReply))
 
     def close(self) -> None:

@@ -124,7 +124,8 @@ class LoopServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Reset(self, request, context):
-        """Begins a new episode in the same session: state as freshly opened, epoch + 1.
+        """Begins a new episode in the same session: state as freshly opened, epoch + 1;
+        the noise is that of the new epoch, see ResetRequest.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -97,3 +97,75 @@ def test_only_images_are_compressed() -> None:
     assert message.arrays["image"].encoding == pb.ENCODING_PNG
     assert message.arrays["agent_pos"].encoding == pb.ENCODING_RAW
     np.testing.assert_array_equal(sent(message)["image"], GOOD["image"])
+
+
+INFER = {"arrays": GOOD, "step": 0}
+NUMBERS: list[tuple[str, object, str]] = [
+    ("frames", -1, "frames is -1; it must be at least 0 and at most 4294967295"),
+    ("frames", 1 << 40, "frames is 1099511627776; it must be"),
+    ("frames", 1.5, "frames is 1.5; it must be a whole number"),
+    ("captured_ns", -1, "captured_ns is -1; it must be"),
+    ("captured_ns", 1 << 64, "captured_ns is 18446744073709551616; it must be"),
+    ("deadline_ms", "x", "deadline_ms is 'x'; it must be a number of milliseconds"),
+    ("deadline_ms", float("nan"), "deadline_ms is nan; it must be finite"),
+    ("deadline_ms", -1, "deadline_ms is -1; it must be finite and at least 0"),
+    ("deadline_ms", 10**400, "deadline_ms is 2\\^1328 or more; it must be finite"),
+    ("step", (1 << 53) + 1, f"step is 9007199254740993; it must be at least 0 and at most {1 << 53}"),
+    ("arrays", [1, 2], "arrays is a list; it must be a mapping"),
+    ("arrays", {1: 2}, "a key in arrays is 1; it must be text"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "says"), NUMBERS)
+def test_arguments_are_named(book: Book, name: str, value: object, says: str) -> None:
+    with pytest.raises(InvalidInput, match=f"^{says}"):
+        book.infer(**{**INFER, name: value})  # type: ignore[arg-type]
+    assert book.seq == 0
+
+
+def test_the_bounds_themselves_are_taken(book: Book) -> None:
+    message = book.infer(GOOD, 1 << 53, frames=(1 << 32) - 1, captured_ns=(1 << 64) - 1, deadline_ms=np.float32(2))  # type: ignore[arg-type]
+    assert (message.step, message.frames, message.captured_ns) == (1 << 53, (1 << 32) - 1, (1 << 64) - 1)
+    assert message.deadline_ms == 2.0
+
+
+def test_arguments_of_the_other_calls_are_named(book: Book) -> None:
+    with pytest.raises(InvalidInput, match=r"^steps is 4294967296; it must be"):
+        book.predict(None, 1 << 32)
+    with pytest.raises(InvalidInput, match=r"^deadline_ms is 'x'"):
+        book.predict(None, 1, "x")  # type: ignore[arg-type]
+    run = {name: array[None] for name, array in GOOD.items()}
+    with pytest.raises(InvalidInput, match=r"^first_step is 9223372036854775808; it must be"):
+        book.recondition(run, None, 1 << 63)
+    with pytest.raises(InvalidInput, match=r"^deadline_ms is a list"):
+        book.recondition(run, None, 0, [])  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match=r"^prompt is 5; it must be text"):
+        book.reset(None, 5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match=r"^seed is -1; it must be"):
+        book.reset(-1, None)
+    assert book.seq == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"pipeline": 5}, "pipeline is 5; it must be text"),
+        ({"pipeline": "x" * 257}, "pipeline 'x{64}'... has 257 characters; at most 256"),
+        ({"prompt": 5}, "prompt is 5; it must be text"),
+        ({"prompt": "\ud800"}, "prompt is '.ud800', which is not valid UTF-8"),
+        ({"seed": 1.5}, "seed is 1.5; it must be a whole number"),
+        ({"keys": "image"}, "keys is 'image'; it must be a sequence"),
+        ({"keys": 5}, "keys is 5; it must be a sequence"),
+        ({"keys": [5]}, "a key in keys is 5; it must be text"),
+        ({"options": [1]}, "options is a list; it must be a mapping"),
+        ({"options": {"a": object()}}, r"options\['a'\] is a object; it must be text, a number"),
+        ({"options": {1: "a"}}, "a name in options is 1; it must be text"),
+        ({"spec_digest": None}, "spec_digest is None; it must be text"),
+        ({"image_encoding": "gif"}, "image_encoding is 'gif'; it must be one of raw, png, jpeg"),
+        ({"image_encoding": 5}, "image_encoding is 5; it must be one of raw, png, jpeg"),
+    ],
+)
+def test_opening_names_the_argument(change: dict[str, object], says: str) -> None:
+    good: dict[str, object] = {"pipeline": "toy", "prompt": "", "seed": None, "keys": (), "options": {}}
+    with pytest.raises(InvalidInput, match=f"^{says}"):
+        open_request(**{**good, "spec_digest": "", **change})  # type: ignore[arg-type]

@@ -98,3 +98,8 @@ def test_nobody_answers() -> None:
     ):
         client.info()
     assert refusal.value.retryable
+
+
+def test_a_wrong_encoding_opens_no_session(client: Client) -> None:
+    with pytest.raises(InvalidInput, match=r"image_encoding is 'gif'; it must be one of raw, png, jpeg"):
+        client.open("no such pipeline: the server would say so", image_encoding="gif")
