@@ -66,7 +66,8 @@ class SessionManager:
         """A new session in phase NEW, busy until the first :meth:`release`. Exhausted when the table is full."""
         if len(self._sessions) >= self._max_sessions:
             raise Exhausted(
-                f"all {self._max_sessions} sessions are taken; close one, or wait {self._ttl:g} s for idle ones to end",
+                f"all {self._max_sessions} sessions are taken; close one, or try again later: "
+                f"a session ends by itself after {self._ttl:g} s without a call",
                 reason=Reason.TOO_MANY_SESSIONS,
             )
         session = Session(

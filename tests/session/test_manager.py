@@ -56,7 +56,8 @@ def test_a_session_that_is_being_opened_cannot_be_found() -> None:
 def test_the_table_is_bounded() -> None:
     manager = SessionManager(FakeClock(), 2, 60)
     first, _ = opened(manager), opened(manager)
-    with pytest.raises(Exhausted, match="all 2 sessions are taken") as caught:
+    says = r"all 2 sessions are taken; .*: a session ends by itself after 60 s without a call"
+    with pytest.raises(Exhausted, match=says) as caught:
         opened(manager)
     assert (caught.value.reason, caught.value.retryable) == (Reason.TOO_MANY_SESSIONS, True)
     manager.remove(first)
