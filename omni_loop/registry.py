@@ -78,7 +78,8 @@ def load(group: str, name: str) -> Any:
 
 
 def build(group: str, name: str, options: Mapping[str, Any]) -> Any:
-    """Load a factory and call it with ``options``; an option it does not take is a :class:`ConfigError`."""
+    """Load a factory and call it with ``options``. An option it does not take, or of another type than a plain
+    annotation of the factory says, is a :class:`ConfigError`."""
     factory = load(group, name)
     parameters = inspect.signature(factory).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -88,7 +89,20 @@ def build(group: str, name: str, options: Mapping[str, Any]) -> Any:
     for option, p in parameters.items():
         if option not in options and p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
             raise ConfigError(f"{name!r} needs the option {option!r}")
+        if option in options and not _is(p.annotation, options[option]):
+            value, wanted = options[option], getattr(p.annotation, "__name__", p.annotation)
+            raise ConfigError(
+                f"option {option!r} of {name!r} is {value!r:.64} ({type(value).__name__}); it must be {wanted}"
+            )
     return factory(**options)
+
+
+def _is(annotation: Any, value: Any) -> bool:
+    """Whether ``value`` fits a plain ``annotation``, a class or its name; any other is the factory's to check."""
+    kind = getattr(annotation, "__name__", annotation)
+    if kind == "float":
+        return type(value) in (int, float)
+    return kind not in ("str", "int", "bool") or type(value).__name__ == kind
 
 
 @contextmanager

@@ -117,3 +117,34 @@ def test_extras_are_read_from_the_installed_metadata() -> None:
     assert registry.extra_of("gym_pusht") == "sim"
     assert registry.extra_of("pytest") == "dev"
     assert registry.extra_of("nobody-has-this") is None
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("checkpoints", 5, r"option 'checkpoints' of 'toy' is 5 \(int\); it must be str"),
+        ("steps", 2.0, r"option 'steps' of 'toy' is 2.0 \(float\); it must be int"),
+        ("steps", True, r"option 'steps' of 'toy' is True \(bool\); it must be int"),
+        ("scale", "1", r"option 'scale' of 'toy' is '1' \(str\); it must be float"),
+        ("compiled", 1, r"option 'compiled' of 'toy' is 1 \(int\); it must be bool"),
+    ],
+)
+def test_build_checks_plain_annotations(option: str, value: object, says: str) -> None:
+    def text(checkpoints: str = "", steps: int = 1, scale: float = 1.0, compiled: bool = False) -> int:
+        return steps
+
+    def classes(checkpoints: str = "", steps: int = 1, scale: float = 1.0, compiled: bool = False) -> int:
+        return steps
+
+    classes.__annotations__ = {"checkpoints": str, "steps": int, "scale": float, "compiled": bool}
+    for factory in (text, classes):
+        with registry.registered(STAGES, "toy", factory), pytest.raises(ConfigError, match=says):
+            registry.build(STAGES, "toy", {option: value})
+
+
+def test_build_leaves_other_annotations_to_the_factory() -> None:
+    def factory(device: str | None = None, scale: float = 1.0, free=3) -> object:  # type: ignore[no-untyped-def]
+        return device, scale, free
+
+    with registry.registered(STAGES, "toy", factory):
+        assert registry.build(STAGES, "toy", {"device": None, "scale": 2, "free": "x"}) == (None, 2, "x")

@@ -19,7 +19,17 @@ import torch
 
 from .. import registry
 from ..connect.base import Connector, as_numpy
-from ..errors import InvalidInput, OmniLoopError, Reason, StageFailed, StateError, UnknownName, UnknownSession, nearest
+from ..errors import (
+    ConfigError,
+    InvalidInput,
+    OmniLoopError,
+    Reason,
+    StageFailed,
+    StateError,
+    UnknownName,
+    UnknownSession,
+    nearest,
+)
 from ..messages import (
     CloseSession,
     Command,
@@ -84,10 +94,15 @@ class Runner:
         }
 
     def warm_up(self) -> None:
-        """One forward pass of every stage. Raises what a stage raises."""
+        """One forward pass of every stage. Raises typed errors as a stage does, others as StageFailed naming it."""
         with torch.no_grad():
-            for stage in self._stages.values():
-                stage.warm_up()
+            for name, stage in self._stages.items():
+                try:
+                    stage.warm_up()
+                except OmniLoopError:
+                    raise
+                except Exception as e:
+                    raise StageFailed(f"the stage {name!r} cannot warm up: {type(e).__name__}: {e}") from e
 
     def handle(self, request: int, command: Command, queue_ms: float = 0.0) -> Report:
         """Execute one command; whatever goes wrong is a :class:`Failed`."""
@@ -228,7 +243,14 @@ def _build(name: str, factory: Factory | str, options: Mapping[str, Scalar], set
     options = dict(options)
     if settings.device != "cpu":
         options.setdefault("device", settings.device)
-    stage = registry.build(registry.STAGES, factory, options) if isinstance(factory, str) else factory(**options)
+    try:
+        stage = registry.build(registry.STAGES, factory, options) if isinstance(factory, str) else factory(**options)
+    except ConfigError as e:
+        raise ConfigError(f"stage {name!r}: {e.text}", reason=e.reason) from e
+    except OmniLoopError:
+        raise
+    except Exception as e:
+        raise StageFailed(f"the stage {name!r} cannot be built: {type(e).__name__}: {e}") from e
     if not isinstance(stage, Stage):
         raise InvalidInput(f"the factory of {name!r} made a {type(stage).__name__}, which is no Stage")
     return stage

@@ -297,6 +297,11 @@ def test_no_results_at_all_is_a_failure_of_the_runner_with_a_public_text() -> No
     assert "Traceback" in report.detail
 
 
+class Cold(Odd):
+    def warm_up(self) -> None:
+        raise ValueError("no heat")
+
+
 def raising(error: BaseException) -> Callable[[], Any]:
     def factory() -> Any:
         raise error
@@ -320,6 +325,21 @@ def test_stages_that_cannot_be_built_are_typed_errors(factory: Any, error: type[
     with pytest.raises(OmniLoopError) as caught:
         build([(STAGE, factory, {})], LocalConnector(), RunnerSettings())
     assert type(caught.value) is error
+
+
+@pytest.mark.parametrize(
+    ("factory", "options", "says"),
+    [
+        ("act", {"checkpoints": 5}, "option 'checkpoints' of 'act' is 5"),
+        (raising(KeyError("x")), {}, "cannot be built: KeyError"),
+        (lambda: Cold(lambda: None), {}, "cannot warm up: ValueError: no heat"),
+    ],
+)
+def test_the_stage_that_cannot_be_built_is_named(factory: Any, options: dict[str, Scalar], says: str) -> None:
+    with pytest.raises(OmniLoopError) as caught:
+        build([(STAGE, factory, options)], LocalConnector(), RunnerSettings())
+    assert f"stage {STAGE!r}" in caught.value.text
+    assert says in caught.value.text
 
 
 def test_threads_and_device_are_the_runners() -> None:
