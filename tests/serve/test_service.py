@@ -3,13 +3,16 @@
 import asyncio
 import logging
 import re
+from collections.abc import Callable
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 
 from omni_loop import errors
-from omni_loop.client import AsyncClient
+from omni_loop.client import AsyncClient, connect_async
+from omni_loop.config import Deployment, Limits, Listen
 from omni_loop.errors import Code, InvalidInput, OmniLoopError, Reason, StageFailed, StateError, UnknownSession
 from omni_loop.serve.app import Server
 from omni_loop.testing.bad_inputs import KEYS, cases, good_arrays, good_request
@@ -280,3 +283,26 @@ async def test_a_message_over_the_limit(client: AsyncClient) -> None:
         )
     assert refusal.value.reason is Reason.TOO_LARGE
     assert (await session.infer(ARRAYS, 0)).chunk is not None
+
+
+async def test_the_greatest_message_a_deployment_allows_can_be_served(core: ToyCore) -> None:
+    greatest = Limits(max_message_bytes=(1 << 31) - 1, max_tensor_bytes=(1 << 31) - 1)
+
+    async def start(_: Deployment) -> ToyCore:
+        return core
+
+    server = Server(Deployment(pipelines=("toy",), listen=Listen(port=0), limits=greatest), start)  # type: ignore[arg-type]
+    await server.start()
+    try:
+        async with connect_async(server.address, timeout_s=20) as client:
+            assert (await client.info()).limits.max_message_bytes == (1 << 31) - 1
+    finally:
+        await server.stop(1.0)
+
+
+async def test_a_long_name_is_refused_and_not_repeated(raw_call: Callable[[str], Callable[..., Any]]) -> None:
+    request = pb.OpenSessionRequest(pipeline="p" * 900_000)
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await raw_call("OpenSession")(request.SerializeToString())
+    assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert len(refusal.value.details() or "") < 200
