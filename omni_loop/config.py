@@ -20,7 +20,11 @@ from .messages import Scalar
 M = TypeVar("M", bound=BaseModel)
 Port = Annotated[int, Field(ge=0, le=65535)]
 Count = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, le=365 * 86_400, allow_inf_nan=False)]
+# Upper bounds are what the consumer takes: gRPC's sizes are int32, torch's int64.
+Int32 = Annotated[int, Field(ge=1, le=(1 << 31) - 1)]
+Int64 = Annotated[int, Field(ge=1, le=(1 << 63) - 1)]
+Some = Annotated[int, Field(ge=1, le=1 << 16)]  # of things each of which takes memory
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _MIB = 1 << 20
 
@@ -52,7 +56,7 @@ class RunnerConfig(Section):
     name: str = Field(min_length=1)
     stages: tuple[str, ...] = ("*",)
     placement: Literal["thread", "process"] = "thread"
-    threads: Count = 1  # of torch inside this runner
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1  # of torch inside this runner
     device: str = "cpu"
     connector: Literal["local", "shm"] | None = None  # None: shm for a process, local for a thread
 
@@ -66,27 +70,27 @@ class RunnerConfig(Section):
 class Pools(Section):
     """Memory of each runner: ``budget_bytes`` for KV blocks and typed state of all sessions together."""
 
-    budget_bytes: Count = 1024 * _MIB
-    blocks: Count | None = None  # of each KV pool; None: as many as max_sessions need, within the budget
+    budget_bytes: Int64 = 1024 * _MIB
+    blocks: Int32 | None = None  # of each KV pool; None: as many as max_sessions need, within the budget
 
 
 class Limits(Section):
     """What clients may ask for; defaults and meaning as in :class:`omni_loop.wire.limits.Limits`."""
 
-    max_sessions: Count = 64
-    max_message_bytes: Count = 32 * _MIB
-    max_tensor_bytes: Count = 16 * _MIB
-    max_tensors: Count = 64
-    max_rank: Count = 8
-    max_image_pixels: Count = 4 * _MIB
-    max_prompt_bytes: Count = 4096
+    max_sessions: Some = 64
+    max_message_bytes: Int32 = 32 * _MIB
+    max_tensor_bytes: Int32 = 16 * _MIB
+    max_tensors: Some = 64
+    max_rank: Annotated[int, Field(ge=1, le=32)] = 8  # of numpy 1; 64 since
+    max_image_pixels: Annotated[int, Field(ge=1, le=89_478_485)] = 4 * _MIB  # above it Pillow suspects a bomb
+    max_prompt_bytes: Int32 = 4096
 
 
 class SessionConfig(Section):
     """How long a silent session is kept, and how many ticks it may have waiting."""
 
     idle_ttl_s: Seconds = 600.0
-    max_waiting: Count = 4
+    max_waiting: Some = 4
 
 
 class Deployment(Section):
@@ -99,6 +103,15 @@ class Deployment(Section):
     limits: Limits = Limits()
     session: SessionConfig = SessionConfig()
     stage_options: Mapping[str, Mapping[str, Scalar]] = Field(default_factory=dict)
+
+    @field_validator("stage_options")
+    @classmethod
+    def _options_travel(cls, options: Mapping[str, Mapping[str, Scalar]]) -> Mapping[str, Mapping[str, Scalar]]:
+        for factory, given in options.items():
+            for name, value in given.items():
+                if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:  # to a runner's process
+                    raise ValueError(f"{factory}.{name} does not fit 64 bits")
+        return options
 
     @model_validator(mode="after")
     def _names_are_there_and_unique(self) -> Deployment:

@@ -120,3 +120,36 @@ def test_every_kind_of_file_has_shipped_ones(folder: str) -> None:
 
 def test_errors_are_typed() -> None:
     assert issubclass(ConfigError, OmniLoopError)
+
+
+@pytest.mark.parametrize("name", Limits.model_fields)
+def test_every_limit_has_an_upper_bound(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"limits\.{name}: Input should be less than or equal to"):
+        validate(Deployment, ONE | {"limits": {name: 99_999_999_999_999}}, "x")
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("session", "idle_ttl_s", float("inf")),
+        ("session", "idle_ttl_s", float("nan")),
+        ("session", "idle_ttl_s", 1e300),
+        ("session", "max_waiting", 1 << 40),
+        ("pools", "budget_bytes", 1 << 63),
+        ("pools", "blocks", 1 << 31),
+    ],
+)
+def test_what_no_consumer_takes_is_refused(section: str, key: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=rf"{section}\.{key}: Input should be"):
+        validate(Deployment, ONE | {section: {key: value}}, "x")
+
+
+@pytest.mark.parametrize("value", [1 << 63, -(1 << 63) - 1])
+def test_an_option_is_a_number_that_travels(value: int) -> None:
+    with pytest.raises(ConfigError, match=r"stage_options: act\.steps does not fit 64 bits"):
+        validate(Deployment, ONE | {"stage_options": {"act": {"steps": value}}}, "x")
+
+
+def test_threads_are_bounded() -> None:
+    with pytest.raises(ConfigError, match=r"runners\[0\]\.threads: Input should be less"):
+        validate(Deployment, ONE | {"runners": [{"name": "a", "threads": 1 << 40}]}, "x")
