@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 from torch import Tensor, nn
 
+from ..config import location
 from ..errors import CheckpointError
 
 C = TypeVar("C", bound=BaseModel)
@@ -20,7 +22,7 @@ _FULL_PRECISION = 4096  # small tensors (norms, statistics) keep float32: they c
 
 
 def save(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], card: dict[str, Any], text: str) -> None:
-    """Write weights, configuration and card (as JSON and as Markdown)."""
+    """Write weights, configuration and card (as JSON, with the SHA-256 of the weights, and as Markdown)."""
     folder.mkdir(parents=True, exist_ok=True)
     packed = {
         name: (t.half() if t.is_floating_point() and t.numel() > _FULL_PRECISION else t).contiguous()
@@ -28,16 +30,19 @@ def save(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], card:
     }
     save_file(packed, str(folder / "model.safetensors"))
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-    (folder / "card.json").write_text(json.dumps(card, indent=1) + "\n")
+    _, digest = _weights(folder)
+    (folder / "card.json").write_text(json.dumps({**card, "sha256": digest}, indent=1) + "\n")
     (folder / "README.md").write_text(text)
 
 
 def revision(folder: Path) -> str:
     """First 12 hex digits of the SHA-256 of the weights: names exactly what is served."""
+    path = folder / "model.safetensors"
     try:
-        return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()[:12]
+        known = _digests.get((path, _stamp(path.stat())))
     except OSError as e:
-        raise _unreadable(folder, "model.safetensors", e) from None
+        raise _unreadable(folder, path.name, e) from None
+    return (known or _weights(folder)[1])[:12]
 
 
 def load_config(folder: Path, kind: type[C]) -> C:
@@ -48,16 +53,18 @@ def load_config(folder: Path, kind: type[C]) -> C:
     except OSError as e:
         raise _unreadable(folder, "config.json", e) from None
     except ValidationError as e:
-        raise CheckpointError(f"{folder.name}/config.json: {e.errors()[0]['loc']}: {e.errors()[0]['msg']}") from None
+        problem = e.errors()[0]
+        where = location(problem["loc"])
+        text = f"{where}: {problem['msg']}" if where else problem["msg"]
+        raise CheckpointError(f"{folder.name}/config.json: {text}") from None
 
 
 def load_weights(folder: Path, module: nn.Module) -> nn.Module:
-    """Fill ``module`` from the folder, refusing missing, extra, mis-shaped or non-finite tensors."""
-    path = folder / "model.safetensors"
+    """Fill ``module`` from the folder, refusing missing, extra, mis-shaped or non-finite tensors, and weights
+    other than those the card names by their SHA-256 (cards of older versions name none)."""
+    data, digest = _weights(folder)
     try:
-        tensors = {k: (v.float() if v.is_floating_point() else v) for k, v in load_file(str(path)).items()}
-    except OSError as e:
-        raise _unreadable(folder, "model.safetensors", e) from None
+        tensors = {k: (v.float() if v.is_floating_point() else v) for k, v in load(data).items()}
     except (SafetensorError, ValueError, KeyError) as e:
         raise CheckpointError(f"{folder.name}/model.safetensors is corrupt: {e}") from None
     want = module.state_dict()
@@ -69,8 +76,50 @@ def load_weights(folder: Path, module: nn.Module) -> nn.Module:
             raise CheckpointError(f"{folder.name}: {name} is {tuple(t.shape)}, wanted {tuple(want[name].shape)}")
         if t.is_floating_point() and not torch.isfinite(t).all():
             raise CheckpointError(f"{folder.name}: {name} holds values that are not finite")
+    # Last, since what the checks above say is more exact.
+    if (promised := _promised(folder)) is not None and promised != digest:
+        raise CheckpointError(
+            f"{folder.name}/model.safetensors is corrupt or was replaced: its SHA-256 begins with {digest[:12]}, "
+            f"that in card.json with {promised[:12]}"
+        )
     module.load_state_dict(tensors)
     return module.eval().requires_grad_(False)
+
+
+# SHA-256 of weights read before, by path and stamp: a server asks for the revision of what it has just loaded.
+_digests: dict[tuple[Path, tuple[int, ...]], str] = {}
+
+
+def _stamp(stat: os.stat_result) -> tuple[int, ...]:
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+
+
+def _weights(folder: Path) -> tuple[bytes, str]:
+    """The bytes of the weights and their SHA-256 in hex."""
+    path = folder / "model.safetensors"
+    try:
+        with path.open("rb") as file:
+            stamp, data = _stamp(os.fstat(file.fileno())), file.read()
+    except OSError as e:
+        raise _unreadable(folder, path.name, e) from None
+    digest = _digests[path, stamp] = hashlib.sha256(data).hexdigest()
+    return data, digest
+
+
+def _promised(folder: Path) -> str | None:
+    """The SHA-256 that the card names, if there is a card and it names one."""
+    try:
+        card = json.loads((folder / "card.json").read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as e:
+        raise _unreadable(folder, "card.json", e) from None
+    except ValueError as e:
+        raise CheckpointError(f"{folder.name}/card.json is no JSON: {e}") from None
+    promised = card.get("sha256") if isinstance(card, dict) else None
+    if promised is not None and not isinstance(promised, str):
+        raise CheckpointError(f"{folder.name}/card.json: sha256: wanted text, not {type(promised).__name__}")
+    return promised
 
 
 def _unreadable(folder: Path, file: str, error: OSError) -> CheckpointError:
