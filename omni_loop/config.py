@@ -202,8 +202,12 @@ def parse(text: str, source: str) -> dict[str, Any]:
     except yaml.MarkedYAMLError as e:
         line = f" (line {e.problem_mark.line + 1})" if e.problem_mark else ""
         raise ConfigError(f"{source}: {e.problem}{line}") from None
-    except yaml.YAMLError as e:
+    except (yaml.YAMLError, ValueError) as e:  # ValueError: a date that does not exist, a number too long
         raise ConfigError(f"{source}: not YAML: {e}") from None
+    except RecursionError:
+        raise ConfigError(f"{source}: nested too deeply") from None
+    if data is None:
+        raise ConfigError(f"{source}: is empty")
     if not isinstance(data, dict):
         raise ConfigError(f"{source}: wanted keys and values, not {type(data).__name__}")
     return data
@@ -214,12 +218,37 @@ def validate(kind: type[M], data: Mapping[str, Any], source: str) -> M:
     try:
         # Through JSON, where strict mode still takes a list for a tuple and a string for an enum.
         return kind.model_validate_json(json.dumps(data), strict=True)
+    except RecursionError:
+        raise ConfigError(f"{source}: nested too deeply") from None
     except (TypeError, ValueError) as e:
         if not isinstance(e, ValidationError):
-            raise ConfigError(f"{source}: {e}") from None
+            raise ConfigError(f"{source}: {_foreign(data) if isinstance(e, TypeError) else e}") from None
         # A value that fits none of a union's types is reported once per type: keep one.
         problems = dict.fromkeys(_problem(kind, error["type"], error["loc"], error["msg"]) for error in e.errors())
         raise ConfigError(f"{source}: {'; '.join(problems)}") from None
+
+
+def location(loc: Iterable[int | str]) -> str:
+    """Where a value stands, as one would write it: ``runners[0].name``; empty for the whole."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).removeprefix(".")
+
+
+def _foreign(value: Any, loc: tuple[int | str, ...] = ()) -> str:
+    """What of ``value`` is of a type that JSON does not know and YAML does, such as a date; empty: nothing."""
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, (list, tuple)):
+        items = enumerate(value)
+    elif not isinstance(value, (str, int, float, bool, type(None))):
+        return f"{location(loc)}: wanted text, a number, true/false, a list or keys, not a {type(value).__name__}"
+    for key, inner in items:
+        if not isinstance(key, (str, int, float, bool, type(None))):
+            where = location(loc)
+            return f"{where}{': ' if where else ''}the key {str(key)!r} is a {type(key).__name__}; wanted text"
+        if found := _foreign(inner, (*loc, key if isinstance(key, int) else str(key))):
+            return found
+    return ""
 
 
 _SCALARS = ("str", "int", "float", "bool")  # how pydantic names the members of a Scalar in a location
@@ -228,7 +257,7 @@ _SCALARS = ("str", "int", "float", "bool")  # how pydantic names the members of 
 def _problem(kind: type[BaseModel], error: str, loc: tuple[int | str, ...], message: str) -> str:
     if len(loc) > 1 and loc[-1] in _SCALARS:
         loc, message = loc[:-1], "wanted text, a number or true/false"
-    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).removeprefix(".")
+    where = location(loc)
     if error == "extra_forbidden":
         return f"unknown key {where!r}.{nearest(str(loc[-1]), _fields(kind, loc[:-1]))}"
     text = message.removeprefix("Value error, ")

@@ -54,7 +54,10 @@ def test_several_mistakes_are_told_together() -> None:
         ("a: 1\na: 2", "'a' stands twice"),
         ("a: [1\nb: 2", r"\(line 2\)"),
         ("- a", "wanted keys and values, not list"),
-        ("", "wanted keys and values, not NoneType"),
+        ("", "is empty"),
+        ("# nothing\n---\n", "is empty"),
+        ("a: " + "[" * 3000, "nested too deeply"),
+        ("a: 2026-13-45", "not YAML"),
         ("a: \x00", "not YAML"),
         ("a: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
     ],
@@ -64,9 +67,24 @@ def test_bad_yaml_is_refused(text: str, error: str) -> None:
         parse(text, "f")
 
 
-def test_values_json_does_not_know_are_refused() -> None:
-    with pytest.raises(ConfigError, match="date is not JSON serializable"):
-        validate(Deployment, parse("pipelines: [p]\nlisten: 2026-01-01", "f"), "f")
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("listen: 2026-01-01", "f: listen: wanted text, a number, true/false, a list or keys, not a date"),
+        ("runners: [{name: a}, {name: 2026-01-01 10:00:00}]", r"f: runners\[1\].name: wanted .*, not a datetime"),
+        ("stage_options: {act: {at: !!binary aGk=}}", "f: stage_options.act.at: wanted .*, not a bytes"),
+        ("stage_options: {2026-01-01: {}}", "f: stage_options: the key '2026-01-01' is a date; wanted text"),
+    ],
+)
+def test_values_json_does_not_know_are_refused_by_their_key(text: str, error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        validate(Deployment, parse(f"pipelines: [p]\n{text}", "f"), "f")
+
+
+@pytest.mark.parametrize("text", ["&a [*a]", "[" * 200 + "]" * 200])
+def test_what_contains_itself_or_is_very_deep_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^f: "):
+        validate(Deployment, parse(f"pipelines: {text}", "f"), "f")
 
 
 def test_a_file_is_read_by_path_and_a_shipped_one_by_name(tmp_path: Path) -> None:
