@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from omni_loop.errors import InvalidInput
+from omni_loop.cli import output
+from omni_loop.errors import ConfigError, InvalidInput
 
 from . import rows as rows_
 from .rows import BENCHES, Result, Settings
@@ -58,6 +59,7 @@ def bench(
     chosen.select(wanted)  # a wrong name is said before anything is loaded
     if picture is not None and chosen.picture is None:
         raise InvalidInput(f"bench {name!r} makes no picture; 'world' does")
+    _check(json, picture, checkpoints)
     with console.status(f"bench {name}") as status:
 
         def say(text: str) -> None:
@@ -65,13 +67,24 @@ def bench(
 
         settings = Settings(str(checkpoints or ""), data, quick, say)
         results = chosen.run(wanted, settings, picture)
+    console.print(_table(name, results, quick))
     if json is not None:
         rows_.write(json, results)
-    console.print(_table(name, results, quick))
     if picture is not None:
         console.print(f"picture: {picture}", markup=False, soft_wrap=True)
     if not no_fail and any(result.passed is False for result in results):
         raise typer.Exit(1)
+
+
+def _check(json: Path | None, picture: Path | None, checkpoints: Path | None) -> None:
+    """Raises :class:`ConfigError` for a path that cannot do, before anything is measured."""
+    if checkpoints is not None and not checkpoints.is_dir():
+        raise ConfigError(f"--checkpoints: no folder at {checkpoints}")
+    if picture is not None and picture.suffix.lower() != ".png":
+        raise ConfigError(f"--picture: {picture} does not end in .png")
+    for option, path in (("--json", json), ("--picture", picture)):
+        if path is not None:
+            output.file(path, option)
 
 
 def _listing() -> Table:

@@ -25,9 +25,10 @@ class Judge:
     @cached_property
     def figures(self) -> dict[str, float]:
         s = self._settings
-        demos, codec = held_out(s), checkpoint("codec", s.checkpoints)
-        model = load_context(checkpoint("context", s.checkpoints))
-        seen = perceive(load_codec(codec), revision(codec), demos, s.say, exact=True)
+        folder = checkpoint("codec", s.checkpoints)
+        codec, model = load_codec(folder), load_context(checkpoint("context", s.checkpoints))
+        demos = held_out(s)  # after the models, since it may take minutes to make
+        seen = perceive(codec, revision(folder), demos, s.say, exact=True)
         return evaluate(model, seen, demos, load(ContextRecipe, "context", "train"))
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from omni_loop.cli import output
 from omni_loop.config import load_deployment, shipped
 
 from . import media as media_
@@ -18,7 +19,7 @@ from .api import Connect
 from .console import progress, table
 from .imagined import imagine
 from .runner import Run, run_suite
-from .stats import Paired
+from .stats import Paired, paired
 from .suite import EvalSuite, load_suite
 
 _IMAGINED_STEPS = 100
@@ -65,10 +66,14 @@ def eval_command(
         console.print(
             f"[yellow]seeds from {chosen.first_seed} may be those of demonstrations: no measure of unseen episodes[/]"
         )
+    other = None if against is None else (against.name, summary.read(against))
+    if other is not None:  # that they can be paired is a matter of seeds alone
+        paired(dict.fromkeys(range(chosen.first_seed, chosen.first_seed + chosen.episodes), False), other[1])
+    _check(chosen, out)
     with _server(chosen, address, console) as connect:
         run = _run(chosen, connect, console)
     numbers, seen = _save(run, out)
-    _finish(run, numbers, seen, out, console, against)
+    _finish(run, numbers, seen, out, console, other)
 
 
 def demo_command(
@@ -83,6 +88,7 @@ def demo_command(
     one HTML page with videos of both.
     """
     suite, console = load_suite("demo").changed(episodes=episodes), Console()
+    _check(suite, out)
     with _server(suite, address, console) as connect:
         run = _run(suite, connect, console)
         numbers, seen = _save(run, out)
@@ -91,6 +97,13 @@ def demo_command(
             seen.videos.append(video)
             numbers["imagined"] = facts
     _finish(run, numbers, seen, out, console, None)
+
+
+def _check(suite: EvalSuite, out: Path) -> None:
+    """See that the env has the suite's keys and that ``out`` can be written, before a server is started."""
+    suite.make_env().close()
+    output.folder(out, "--out", "summary.json", "episodes.json", "report.html")
+    output.folder(out / "videos", "--out")
 
 
 @contextmanager
@@ -152,17 +165,20 @@ def _imagine(
 
 
 def _finish(
-    run: Run, numbers: dict[str, Any], seen: media_.Media, out: Path, console: Console, against: Path | None
+    run: Run,
+    numbers: dict[str, Any],
+    seen: media_.Media,
+    out: Path,
+    console: Console,
+    other: tuple[str, dict[int, bool]] | None,
 ) -> None:
-    """Table, JSON and page; the exit code tells whether episodes broke."""
+    """Table, JSON and page; the exit code tells whether episodes broke. ``other``: the run to pair with."""
     comparison: tuple[str, Paired] | None = None
-    if against is not None:
-        pairs = summary.against(run.results, against)
-        comparison = (against.name, pairs)
-        numbers["paired"] = {"with": against.name, "only_this": pairs.only_a, "only_other": pairs.only_b, "p": pairs.p}
-        console.print(
-            f"paired with {against.name}: {pairs.only_a} only here, {pairs.only_b} only there, p = {pairs.p:.3f}"
-        )
+    if other is not None:
+        name, pairs = other[0], summary.against(run.results, other[1])
+        comparison = (name, pairs)
+        numbers["paired"] = {"with": name, "only_this": pairs.only_a, "only_other": pairs.only_b, "p": pairs.p}
+        console.print(f"paired with {name}: {pairs.only_a} only here, {pairs.only_b} only there, p = {pairs.p:.3f}")
     summary.write(out, numbers, run.results)
     page = report.write(out / "report.html", report.render(run, numbers, seen, comparison=comparison))
     console.print(table(numbers))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -85,14 +85,23 @@ def write(folder: Path, summary: dict[str, Any], results: Sequence[EpisodeResult
     (folder / "episodes.json").write_text(json.dumps(episode_rows(results), indent=1) + "\n")
 
 
-def against(results: Sequence[EpisodeResult], folder: Path) -> Paired:
-    """Compare this run (a) with the one written to ``folder`` (b), seed by seed."""
-    path = folder / "episodes.json"
+def read(folder: Path) -> dict[int, bool]:
+    """Success by seed of the run written to ``folder``.
+
+    Raises:
+        ConfigError: there is none, or it cannot be read.
+    """
     try:
-        rows = json.loads(path.read_text())
-        other = {int(row["seed"]): bool(row["success"]) for row in rows}
-    except FileNotFoundError:
-        raise ConfigError(f"{folder.name!r} holds no episodes.json: name a folder written by --out") from None
-    except (ValueError, KeyError, TypeError) as e:
-        raise ConfigError(f"{folder.name}/episodes.json is no table of episodes: {e}") from None
-    return paired({r.seed: r.success for r in results}, other)
+        rows = json.loads((folder / "episodes.json").read_text(encoding="utf-8"))
+        return {int(row["seed"]): bool(row["success"]) for row in rows}
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(f"--against: {folder} holds no episodes.json: name a folder written by --out") from None
+    except OSError as e:
+        raise ConfigError(f"--against: cannot read {folder}/episodes.json: {e.strerror}") from None
+    except (ValueError, KeyError, TypeError, RecursionError) as e:
+        raise ConfigError(f"--against: {folder}/episodes.json is no table of episodes: {e}") from None
+
+
+def against(results: Sequence[EpisodeResult], other: Mapping[int, bool]) -> Paired:
+    """Compare this run (a) with another's success by seed (b)."""
+    return paired({r.seed: r.success for r in results}, dict(other))

@@ -19,6 +19,9 @@ def main() -> None:
         _fail(e.text)
     except ModuleNotFoundError as e:
         _fail(missing_extra(e).text)
+    except OSError as e:  # of a disk or a network: what it is about is all there is to say
+        about = f": {e.filename}" if e.filename else ""
+        _fail(f"{e.strerror or str(e) or type(e).__name__}{about}")
 
 
 def _fail(text: str) -> None:

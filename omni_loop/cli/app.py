@@ -15,6 +15,7 @@ from typer.main import get_command
 
 from .. import config, registry
 from ..errors import OmniLoopError
+from . import output
 
 _ORDER = ("serve", "demo", "eval", "train", "bench", "check")
 
@@ -148,6 +149,8 @@ def train(
     parts = command.parts(part)
     if recipe is not None and len(parts) > 1:
         raise typer.BadParameter("--recipe belongs to one part, not to 'all'")
+    command.check(parts, recipe, data)
+    output.folder(out, "--out")
     for name in parts:
         command.train(name, recipe=recipe, data=data, out=out, seed=seed, workers=workers, console=Console())
 
@@ -161,8 +164,8 @@ def check(
 ) -> None:
     """Check deployments before a robot depends on them: configuration, pipelines, checkpoints, placement, port.
 
-    Builds every stage as the server would, so a corrupt or missing checkpoint is found here. Exit code 2 when
-    anything is wrong.
+    Builds and warms up every stage as the server would, with the memory of its sessions, so a corrupt checkpoint or
+    too small a budget is found here. Exit code 2 when anything is wrong.
     """
     from .check import check_all
 

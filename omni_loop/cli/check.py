@@ -1,7 +1,8 @@
-"""The work of ``omni-loop check``: go the server's way up to the point of listening, and report each step."""
+"""The work of ``omni-loop check``: start what the server starts, without listening, and report each step."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import socket
@@ -17,6 +18,7 @@ from .. import registry
 from ..config import Deployment, Listen, load_deployment
 from ..errors import ConfigError, OmniLoopError, Reason, ServerUnavailable, nearest
 from ..loop.graph import CompiledPipeline, compile_pipeline
+from ..loop.orchestrator import Orchestrator
 from ..loop.pipeline import StageDef
 
 T = TypeVar("T")
@@ -32,18 +34,19 @@ _EXTRAS = {
 
 
 class _Report:
-    """Prints a line per step and remembers whether any failed."""
+    """Prints a line per step of one deployment and remembers whether any failed."""
 
     def __init__(self, console: Console) -> None:
         self.console, self.good = console, True
 
     def step(self, what: str, action: Callable[[], T], show: Callable[[T], str] = lambda _: "") -> T | None:
-        """``action``'s result; None, after saying why, when it raises a typed error."""
+        """``action``'s result; None, after saying why, when it raises: what a deployment names is anyone's code."""
         try:
             result = action()
-        except OmniLoopError as e:
+        except (Exception, SystemExit) as e:
             self.good = False
-            self.console.print(f"  [red]bad[/red]  {escape(what)}: {escape(e.text)}", highlight=False)
+            text = e.text if isinstance(e, OmniLoopError) else f"{type(e).__name__}: {e}"
+            self.console.print(f"  [red]bad[/red]  {escape(what)}: {escape(' '.join(text.split()))}", highlight=False)
             return None
         self.console.print(f"  [green]ok[/green]   {escape(what)} {escape(show(result))}".rstrip(), highlight=False)
         return result
@@ -53,31 +56,46 @@ def check_all(deployments: Sequence[str], console: Console) -> bool:
     """Check each deployment; True when nothing is wrong. A part that fails does not hide the others."""
     installed = ", ".join(extra for extra, package in _EXTRAS.items() if _version(package)) or "none"
     console.print(f"Python {platform.python_version()}, {os.cpu_count()} cores, extras: {installed}", highlight=False)
-    report = _Report(console)
+    good = True
     for name in deployments:
         console.print(f"[bold]{escape(name)}[/bold]", highlight=False)
+        report = _Report(console)
         deployment = report.step("configuration", partial(load_deployment, name))
         if deployment is not None:
             _check_deployment(deployment, report)
-    return report.good
+        good &= report.good
+    return good
 
 
 def _check_deployment(deployment: Deployment, report: _Report) -> None:
     stages: dict[str, StageDef] = {}
-    complete = True
     for name in deployment.pipelines:
         compiled = report.step(f"pipeline {name}", partial(_compile, name), _shown)
-        if compiled is None:
-            complete = False
-        else:
+        if compiled is not None:
             stages |= zip(compiled.stages, compiled.pipeline.stages, strict=True)
-    if complete:
-        report.step("placement", lambda: deployment.place(stages), lambda p: f"on {', '.join(sorted(set(p.values())))}")
+    placed: dict[str, str] | None = None
+    if report.good:
         report.step("stage options", lambda: check_options(deployment, stages.values()))
-    for full, stage in stages.items():
-        options = {**stage.options, **deployment.stage_options.get(stage.factory, {})}
-        report.step(f"stage {full}", partial(registry.build, registry.STAGES, stage.factory, options))
+        placed = report.step(
+            "placement", lambda: deployment.place(stages), lambda p: f"on {', '.join(sorted(set(p.values())))}"
+        )
+    if report.good:
+        report.step("start", lambda: asyncio.run(_start(deployment)), lambda _: f"of {', '.join(stages)}")
+    if not report.good:  # say which stages it is, if it is stages
+        devices = {runner.name: runner.device for runner in deployment.runners}
+        for full, stage in stages.items():
+            device = devices[placed[full]] if placed else "cpu"
+            options = {**stage.options, **deployment.stage_options.get(stage.factory, {})}
+            if device != "cpu":
+                options.setdefault("device", device)
+            report.step(f"stage {full}", partial(registry.build, registry.STAGES, stage.factory, options))
     report.step("port", lambda: check_port(deployment.listen), lambda at: f"{at} is free")
+
+
+async def _start(deployment: Deployment) -> None:
+    """Build, place and warm up every stage, with the pools of their state, and end it all again."""
+    orchestrator = await Orchestrator.start(deployment)
+    await orchestrator.stop(0)
 
 
 def check_options(deployment: Deployment, stages: Iterable[StageDef]) -> None:

@@ -6,7 +6,7 @@ import json
 import platform
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,25 @@ def parts(part: str) -> list[str]:
     return [part]
 
 
+def check(names: Sequence[str], recipe: Path | None, data: Path | None) -> None:
+    """See that trainers and recipes are there and valid, and that ``data`` can be a folder, before anything is made.
+
+    Raises:
+        UnknownName, MissingExtra: a trainer that cannot be had.
+        ConfigError: a recipe that does not validate, or a file for ``data``.
+    """
+    for name in names:
+        trainer: Trainer[Any] = registry.load(registry.TRAINERS, name)
+        config.load(trainer.recipe, recipe or name, "train")
+    if data is not None:
+        _refuse_file(data)
+
+
+def _refuse_file(data: Path) -> None:
+    if data.exists() and not data.is_dir():
+        raise ConfigError(f"--data: {data} is a file; wanted a folder with demonstrations, or none to make it")
+
+
 def train(
     part: str, *, recipe: Path | None, data: Path | None, out: Path, seed: int | None, workers: int, console: Console
 ) -> Path:
@@ -54,6 +73,7 @@ def demonstrations(name: str, data: Path | None, workers: int, console: Console)
     """Training and test demonstrations; a folder that does not exist is made by the registered set's experts."""
     demos: DemoSet = registry.load(registry.DEMOS, name)
     folder = data or Path("data") / name
+    _refuse_file(folder)
     if not folder.exists():
         _generate(demos, name, folder, workers, console)
     try:

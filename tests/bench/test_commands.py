@@ -82,6 +82,37 @@ def test_a_missing_checkpoint_is_one_line(run: Run, tmp_path: Path) -> None:
     assert err.startswith("error: no checkpoint at 'world'")
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "text"),
+    [
+        ("context", ("--checkpoints", "{tmp}/nothere"), "--checkpoints: no folder at {tmp}/nothere"),
+        ("context", ("--checkpoints", "{tmp}"), "no checkpoint at 'codec': config.json is missing"),
+        ("world", ("--picture", "{tmp}/a.gif"), "--picture: {tmp}/a.gif does not end in .png"),
+        ("world", ("--json", "{tmp}"), "--json: {tmp} is a folder, wanted the name of a file"),
+    ],
+)
+def test_paths_are_judged_before_anything_is_made(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, arguments: tuple[str, ...], text: str
+) -> None:
+    monkeypatch.chdir(tmp_path)  # without demonstrations
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    code, _, err = run(name, *(a.format(tmp=tmp_path) for a in arguments))
+    assert (code, err) == (2, f"error: {text.format(tmp=tmp_path)}\n")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_figures_are_seen_also_when_their_file_cannot_be_written(
+    run: Run, toy: Bench[Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, results: object) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(rows, "write", full)
+    code, out, err = run("tick", "--json", str(tmp_path / "a.json"))
+    assert (code, err) == (2, f"error: No space left on device: {tmp_path / 'a.json'}\n")
+    assert "high" in out
+
+
 def test_a_row_below_its_bar_fails_the_run(run: Run, toy: Bench[Settings], tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     code, out, _ = run("tick", "--json", str(file))

@@ -76,6 +76,51 @@ def test_what_a_user_got_wrong_is_one_line(run, arguments: list[str], text: str)
     assert text in ran.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["eval", "--out", "{file}"], "--out"),
+        (["eval", "--out", "/proc/nope"], "--out"),
+        (["demo", "--out", "{file}/x"], "--out"),
+        (["bench", "tick", "--json", "{file}/x.json"], "--json"),
+        (["bench", "world", "--picture", "{file}/x.png"], "--picture"),
+        (["train", "codec", "--out", "{file}"], "--out"),
+        (["train", "all", "--data", "{file}"], "--data"),
+    ],
+)
+def test_a_bad_path_is_one_line_that_names_the_option(
+    run, arguments: list[str], option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "file"
+    file.write_text("x")
+    ran = run(*(a.replace("{file}", str(file)) for a in arguments))
+    assert ran.code == 2
+    assert ran.err.startswith(f"error: {option}: ")
+    assert ran.err.count("\n") == 1
+    assert not (tmp_path / "data").exists()
+    assert file.read_text() == "x"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (OSError(28, "No space left on device", "/x/y"), "error: No space left on device: /x/y\n"),
+        (OSError("short write"), "error: short write\n"),
+        (TimeoutError(), "error: TimeoutError\n"),
+    ],
+)
+def test_what_the_system_refuses_meanwhile_is_one_line(
+    run, error: OSError, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(name: str) -> None:
+        raise error
+
+    monkeypatch.setattr("omni_loop.config.load_deployment", refuse)
+    ran = run("serve", "pusht")
+    assert (ran.code, ran.err) == (2, line)
+
+
 def test_a_wrong_key_in_a_recipe_is_named(run, tmp_path: Path) -> None:
     recipe = tmp_path / "x.yaml"
     recipe.write_text("stepps: 3\nbatch: 2\nlr: 0.1\ndemos: pusht\n")

@@ -11,7 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from omni_loop.env import EVALUATION_SEED
-from omni_loop.errors import ConfigError, StageFailed, UnknownName
+from omni_loop.errors import ConfigError, InvalidInput, StageFailed, UnknownName
 from omni_loop_sim_eval import commands, suite
 
 from .toy import ToyServer, toy_suite
@@ -26,6 +26,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> ToyServer:
 
     @contextmanager
     def serve(chosen: suite.EvalSuite, address: str, console: Console) -> Iterator[object]:
+        toy.served += 1
         yield toy.connect
 
     monkeypatch.setattr(commands, "_server", serve)
@@ -94,6 +95,44 @@ def test_eval_pairs_with_an_earlier_run(server: ToyServer, tmp_path: Path) -> No
     assert "0 only here, 1 only there" in said
     paired = json.loads((tmp_path / "b" / "summary.json").read_text())["paired"]
     assert (paired["only_this"], paired["only_other"], paired["p"]) == (0, 1, 1.0)
+
+
+@pytest.mark.parametrize("command", ["eval", "demo"])
+@pytest.mark.parametrize("taken", ["out", "out/videos", "out/summary.json", "out/report.html"])
+def test_a_bad_output_path_is_said_before_anything_runs(
+    server: ToyServer, tmp_path: Path, command: str, taken: str
+) -> None:
+    path = tmp_path / taken
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("x") if taken in ("out", "out/videos") else path.mkdir()
+    with pytest.raises(ConfigError, match=f"^--out: .*{taken}"):
+        call(command, "--episodes", "1", "--out", str(tmp_path / "out"))
+    assert not server.served
+    with pytest.raises(ConfigError, match="--out: cannot write into the folder /proc/nope"):
+        call(command, "--episodes", "1", "--out", "/proc/nope")
+    assert not server.served
+
+
+def test_what_cannot_be_paired_or_observed_is_said_before_anything_runs(server: ToyServer, tmp_path: Path) -> None:
+    out = ("--out", str(tmp_path / "out"))
+    with pytest.raises(ConfigError, match=r"--against: .*nowhere holds no episodes.json"):
+        call("eval", "--against", str(tmp_path / "nowhere"), *out)
+    (tmp_path / "episodes.json").write_text('[{"seed": 3, "success": true}]')
+    with pytest.raises(InvalidInput, match="no seed in common"):
+        call("eval", "--against", str(tmp_path), *out)
+    with pytest.raises(UnknownName, match=r"'imag'\. Did you mean 'image'"):
+        call("eval", "--keys", "imag", *out)
+    assert not server.served
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_may_be_paired_with_the_one_it_replaces(server: ToyServer, tmp_path: Path) -> None:
+    out = ("--out", str(tmp_path))
+    call("eval", "--episodes", "3", *out)
+    server.lost = frozenset({S, S + 1})
+    code, said = call("eval", "--episodes", "3", "--against", str(tmp_path), *out)
+    assert code == 0
+    assert "0 only here, 1 only there" in said
 
 
 def test_demo_also_imagines(server: ToyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

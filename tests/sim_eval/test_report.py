@@ -95,13 +95,15 @@ def test_written_files_hold_every_episode_and_can_be_paired(run: Run, tmp_path: 
     assert [row["seed"] for row in rows] == list(range(S, S + 5))
     assert [row["outcome"] for row in rows] == ["success", "failure", "error", "success", "success"]
     assert rows[2]["reason"].startswith("stage_failed: ")
-    pairs = summary.against(run.results, tmp_path)
+    pairs = summary.against(run.results, summary.read(tmp_path))
     assert (pairs.both, pairs.neither, pairs.only_a, pairs.only_b) == (3, 2, 0, 0)
     (tmp_path / "episodes.json").write_text('{"seed": 1}')
     with pytest.raises(ConfigError, match=r"episodes.json is no table"):
-        summary.against(run.results, tmp_path)
+        summary.read(tmp_path)
     with pytest.raises(ConfigError, match=r"holds no episodes.json"):
-        summary.against(run.results, tmp_path / "nowhere")
+        summary.read(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"holds no episodes.json"):
+        summary.read(tmp_path / "episodes.json")
 
 
 def test_page_is_well_formed_self_contained_and_complete(run: Run, tmp_path: Path) -> None:

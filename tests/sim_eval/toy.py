@@ -105,6 +105,7 @@ class ToyServer:
     opened: list[int] = field(default_factory=list)
     closed: int = 0
     clients: int = 0
+    served: int = 0  # how often a command would have started a server
     heard: list[tuple[int, int, NDArray[np.float32] | None, tuple[str, ...]]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -83,6 +84,7 @@ def test_demonstrations_are_made_once_and_the_checkpoint_tells_its_story(demos: 
     assert card["metrics"] == {"loss": 0.5}
     assert card["recipe"]["gain"] == 2.0
     assert card["data"] == {"demos": "toy", "used": "all episodes", "train_episodes": 2, "test_episodes": 2}
+    assert card["sha256"] == hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     assert (card["observation"], card["seed"], card["parameters"]) == ("state", 0, 1)
     assert "| loss | 0.5 |" in (folder / "README.md").read_text()
     assert load_weights(run(tmp_path), nn.Linear(1, 1, bias=False)).weight.item() == first
@@ -114,6 +116,13 @@ def test_an_incomplete_set_is_refused_by_what_is_missing(demos: ToyDemos, tmp_pa
     (tmp_path / "data" / "test" / "coverage.npy").unlink()
     with pytest.raises(ConfigError, match="coverage missing"):
         run(tmp_path)
+
+
+def test_a_file_is_no_folder_of_demonstrations(demos: ToyDemos, tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("x")
+    with pytest.raises(ConfigError, match=r"--data: .*data is a file"):
+        run(tmp_path)
+    assert demos.made == 0
 
 
 def test_all_parts_come_in_the_order_they_need() -> None:
