@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -20,6 +21,8 @@ ACCENT, GOOD, BAD = (96, 165, 250), (52, 199, 123), (240, 96, 96)
 
 def write_mp4(path: Path, frames: Iterable[Frame], fps: float, hold_s: float = 1.0) -> Path:
     """Write ``uint8[h, w, 3]`` frames of one size; the last one stays for ``hold_s``. Sides are padded to even."""
+    # Else ffmpeg is started by fork, which gRPC's threads in this process do not always survive.
+    os.environ.setdefault("IMAGEIO_FFMPEG_NO_PREVENT_SIGINT", "1")
     import imageio.v2 as imageio
 
     writer = imageio.get_writer(

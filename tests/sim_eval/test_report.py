@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -87,6 +88,13 @@ def test_summary_says_what_it_promises(run: Run) -> None:
     assert s["overhead_ms"]["p50"] == pytest.approx(np.median([t.round_trip_ms - 1.5 for t in plain]), abs=1e-3)
     assert s["ticks"] == sum(len(r.ticks) for r in run.results)
     assert (s["first_seed"], s["seeds_unseen"], s["state_given"]) == (S, True, False)
+
+
+def test_a_film_is_made_without_a_fork(tmp_path: Path) -> None:
+    forks: list[str] = []
+    os.register_at_fork(before=lambda: forks.append("fork"))
+    write_mp4(tmp_path / "a.mp4", [np.zeros((16, 16, 3), np.uint8)], fps=4)
+    assert not forks
 
 
 def test_written_files_hold_every_episode_and_can_be_paired(run: Run, tmp_path: Path) -> None:
