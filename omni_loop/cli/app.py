@@ -150,6 +150,8 @@ def train(
     if recipe is not None and len(parts) > 1:
         raise typer.BadParameter("--recipe belongs to one part, not to 'all'")
     command.check(parts, recipe, data)
+    if data is not None and not data.exists():  # it is made beside and renamed
+        output.folder(data.parent, "--data")
     output.folder(out, "--out")
     for name in parts:
         command.train(name, recipe=recipe, data=data, out=out, seed=seed, workers=workers, console=Console())

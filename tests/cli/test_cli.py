@@ -86,6 +86,8 @@ def test_what_a_user_got_wrong_is_one_line(run, arguments: list[str], text: str)
         (["bench", "world", "--picture", "{file}/x.png"], "--picture"),
         (["train", "codec", "--out", "{file}"], "--out"),
         (["train", "all", "--data", "{file}"], "--data"),
+        (["train", "all", "--data", "{file}/x/y"], "--data"),
+        (["train", "all", "--data", "/proc/nope"], "--data"),
     ],
 )
 def test_a_bad_path_is_one_line_that_names_the_option(
