@@ -26,7 +26,7 @@ from omni_loop.loop.request import SessionInfo, TickRequest
 from omni_loop.messages import PayloadKind
 from omni_loop.runner.local import LocalRunner
 from omni_loop.stage import CounterSpec, Outputs, Payload, StageItem, StateSpec
-from omni_loop.types import ArraySpec, Op, SessionSpec, StageKind
+from omni_loop.types import ArraySpec, Op, SessionSpec, StageKind, TickResult
 
 HORIZON, DIM = 4, 2
 
@@ -238,3 +238,22 @@ def plain(name: str) -> ToyStage:
     """A stage that nothing scripts, as a factory that another process can import."""
     kind, model = MODELS[name]
     return ToyStage(name, kind, Script(), model)
+
+
+def actions(result: TickResult) -> list[list[float]]:
+    assert result.chunk is not None
+    return result.chunk.actions.tolist()
+
+
+async def ticks(core: Toy, info: SessionInfo, seq: int, step: int) -> tuple[float, float]:
+    """How many ticks the context and act stages have committed, this one included."""
+    a = actions(await core.core.tick(infer(info, seq, step)))
+    return a[0][1], a[2][0]
+
+
+def fail_for(session: str, error: Exception) -> object:
+    def before(item: StageItem) -> None:
+        if item.session == session:
+            raise error
+
+    return before
