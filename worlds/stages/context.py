@@ -24,7 +24,7 @@ from ..context import layout
 from ..context.decode import read_instruction, read_tick
 from ..context.perceive import INSTRUCTION, load_context
 from ..scene import pose_points
-from .shared import checkpoint, codec_of, encode, to_unit
+from .shared import checkpoint, codec_of, encode, tensor_of, to_unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class ContextStage:
         latents = encode(self.codec, arrays["image"][None])
         agent = to_unit(arrays["agent_pos"])  # [2, 2]: before, now
         if "block_pose" in arrays:
-            keypoints = to_unit(pose_points(torch.as_tensor(arrays["block_pose"], dtype=torch.float32)))
+            keypoints = to_unit(pose_points(tensor_of(arrays["block_pose"]).float()))
         else:
             keypoints = self.codec.scene(self.codec.unpatchify(latents))[0, 1:]
         points = torch.cat([agent[1:], keypoints.cpu()])

@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,14 +28,21 @@ def codec_of(folder: Path, device: str) -> FrameCodec:
     return load_codec(folder).to(device)
 
 
+def tensor_of(array: Any) -> Tensor:
+    """``array`` as a tensor. What came over the wire is a read-only view of a message: torch wants its own."""
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        array = array.copy()
+    return torch.as_tensor(array)
+
+
 def encode(codec: FrameCodec, images: Any) -> Tensor:
     """``uint8[n, h, w, 3]`` to patchified latents ``float32[n, 16, c]``."""
-    return codec.patchify(codec.encode(to_float(torch.as_tensor(images, device=codec.latent_mean.device))))
+    return codec.patchify(codec.encode(to_float(tensor_of(images).to(codec.latent_mean.device))))
 
 
 def to_unit(px: Any) -> Tensor:
     """Table pixels (0..512) to -1..1."""
-    return torch.as_tensor(px, dtype=torch.float32) / TABLE_HALF - 1
+    return tensor_of(px).float() / TABLE_HALF - 1
 
 
 def to_px(unit: Tensor) -> Tensor:
