@@ -9,8 +9,6 @@ from torch import Tensor
 KEYPOINTS = torch.tensor(
     [(-60, 0), (60, 0), (60, 30), (-60, 30), (15, 120), (-15, 120), (15, 30), (-15, 30)], dtype=torch.float32
 )
-#: Corners of the T's outline, for drawing or rasterising it.
-OUTLINE_OF_KEYPOINTS = (0, 1, 2, 6, 4, 5, 7, 3)
 
 
 def pose_points(pose: Tensor) -> Tensor:

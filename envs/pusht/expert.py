@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from shapely.geometry import LineString, Point, Polygon
 from shapely.ops import nearest_points
 
-from .geometry import KEYPOINTS, OUTLINE, Array, contact_points, goal_distance, rotation, to_world
+from .geometry import OUTLINE, Array, contact_points, goal_distance, rotation, to_world
 
 _STANDOFF = 20.0  # px outside the outline where a push starts
 _AGENT_CLEARANCE = 17.5  # agent radius 15 + margin
@@ -197,6 +197,3 @@ def _dijkstra(nodes: list[Array], obstacle: Polygon) -> list[Array] | None:
         path.append(nodes[u])
         u = came_from[u]
     return path[::-1]
-
-
-__all__ = ["KEYPOINTS", "PushSimulator", "PushTExpert", "shortest_path"]

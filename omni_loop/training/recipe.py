@@ -70,7 +70,7 @@ class Trainer(Generic[R]):
 
 
 def begin(recipe: Recipe) -> torch.Generator:
-    """Set threads and seeds; returns the generator every draw of the trainer comes from."""
+    """Set threads and torch's own seed; returns a generator of the same seed for draws that shall stand apart."""
     torch.set_num_threads(recipe.threads)
     torch.manual_seed(recipe.seed)
     return torch.Generator().manual_seed(recipe.seed)
