@@ -59,6 +59,8 @@ class RunnerConfig(Section):
     threads: Annotated[int, Field(ge=1, le=1024)] = 1  # of torch inside this runner
     device: str = "cpu"
     connector: Literal["local", "shm"] | None = None  # None: shm for a process, local for a thread
+    max_batch: Annotated[int, Field(ge=1, le=1024)] = 16  # sessions in one forward pass
+    max_wait_ms: Annotated[float, Field(ge=0, le=1000)] = 0.0  # for others to join a batch; nobody waits when alone
 
     @model_validator(mode="after")
     def _connector_reaches(self) -> RunnerConfig:
@@ -72,6 +74,9 @@ class Pools(Section):
 
     budget_bytes: Int64 = 1024 * _MIB
     blocks: Int32 | None = None  # of each KV pool; None: as many as max_sessions need, within the budget
+    # Whose state may make room for others: of sessions whose log can rebuild it; of any idle one; of nobody.
+    evict: Literal["recomputable", "any", "none"] = "recomputable"
+    queue_ms: Annotated[float, Field(ge=0, le=60_000)] = 250.0  # a tick waits so long for room before it is refused
 
 
 class Limits(Section):
@@ -91,6 +96,17 @@ class SessionConfig(Section):
 
     idle_ttl_s: Seconds = 600.0
     max_waiting: Some = 4
+    rewind_ticks: Annotated[int, Field(ge=0, le=1024)] = (
+        8  # states kept to go back to; the first to make room
+    )
+    log_bytes: Annotated[int, Field(ge=0, le=(1 << 63) - 1)] = 32 * _MIB  # of requests, to rebuild evicted state from
+
+
+class SnapshotConfig(Section):
+    """Where sessions are snapshotted to; without a ``folder`` there are no snapshots."""
+
+    folder: str | None = None
+    max_bytes: Int64 = 4096 * _MIB  # of all snapshots together
 
 
 class Deployment(Section):
@@ -102,6 +118,7 @@ class Deployment(Section):
     pools: Pools = Pools()
     limits: Limits = Limits()
     session: SessionConfig = SessionConfig()
+    snapshots: SnapshotConfig = SnapshotConfig()
     stage_options: Mapping[str, Mapping[str, Scalar]] = Field(default_factory=dict)
 
     @field_validator("stage_options")

@@ -47,6 +47,8 @@ class Reason(StrEnum):
     TOO_MANY_SESSIONS = "too_many_sessions"
     TOO_LARGE = "too_large"
     SESSION_LOST = "session_lost"
+    EVICTED = "evicted"  # between the runner and the orchestrator, which rebuilds the session or says it is lost
+    BAD_SNAPSHOT = "bad_snapshot"
     STAGE_FAILED = "stage_failed"
     BAD_OUTPUT = "bad_output"
     RUNNER_GONE = "runner_gone"
@@ -66,12 +68,25 @@ class OmniLoopError(Exception):
     reason: Reason = Reason.STAGE_FAILED
     retryable: bool = False
     epoch: int = 0  # on the client: of the session concerned; 0 when there is none
+    retry_after_ms: float = 0.0  # when a retry may help; 0: nobody can say
+    missing_bytes: int = 0  # of an exhausted bound
 
     def __init__(
-        self, text: str, *, reason: Reason | None = None, retryable: bool | None = None, code: Code | None = None
+        self,
+        text: str,
+        *,
+        reason: Reason | None = None,
+        retryable: bool | None = None,
+        code: Code | None = None,
+        retry_after_ms: float = 0.0,
+        missing_bytes: int = 0,
     ) -> None:
         super().__init__(text)
         self.text = text
+        if retry_after_ms:
+            self.retry_after_ms = retry_after_ms
+        if missing_bytes:
+            self.missing_bytes = missing_bytes
         if code is not None:
             self.code = code
         if reason is not None:
@@ -134,6 +149,12 @@ class StateError(OmniLoopError):
     code, reason = Code.FAILED_PRECONDITION, Reason.STALE_SEQ
 
 
+class SnapshotError(OmniLoopError):
+    """A snapshot is missing, corrupt, or of other weights or specs than the server's."""
+
+    code, reason = Code.FAILED_PRECONDITION, Reason.BAD_SNAPSHOT
+
+
 class Exhausted(OmniLoopError):
     """A bound is reached: sessions, blocks or bytes. Nothing was half-allocated."""
 
@@ -193,12 +214,15 @@ _BY_REASON: dict[Reason, type[OmniLoopError]] = {
     for kind in (
         *(TensorError, ConfigError, UnknownName, UnknownSession, Unsupported, MissingExtra, CheckpointError),
         *(StateError, Exhausted, DeadlineExceeded, StageFailed, PayloadError, ServerUnavailable, InvalidInput),
+        SnapshotError,
     )
 }
 _BY_REASON[Reason.PAYLOAD_CORRUPT] = PayloadError
 
 
-def rebuild(code: str, reason: str, retryable: bool, text: str) -> OmniLoopError:
+def rebuild(
+    code: str, reason: str, retryable: bool, text: str, retry_after_ms: float = 0.0, missing_bytes: int = 0
+) -> OmniLoopError:
     """The error another process described by its parts, as the class that says most about it.
 
     Codes and reasons of a newer version than this one become INTERNAL and STAGE_FAILED; the text stays.
@@ -208,4 +232,11 @@ def rebuild(code: str, reason: str, retryable: bool, text: str) -> OmniLoopError
     kind = _BY_REASON.get(known_reason)
     if kind is None or kind.code is not known_code:
         kind = _BY_CODE.get(known_code, OmniLoopError)
-    return kind(text, code=known_code, reason=known_reason, retryable=retryable)
+    return kind(
+        text,
+        code=known_code,
+        reason=known_reason,
+        retryable=retryable,
+        retry_after_ms=retry_after_ms,
+        missing_bytes=missing_bytes,
+    )

@@ -25,6 +25,8 @@ class PayloadKind(StrEnum):
     KV = "kv"
     SCENE = "scene"
     PROGRESS = "progress"
+    STATE = "state"  # exported typed state of one stage
+    GOAL = "goal"  # what a plan is to reach
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +42,21 @@ class PayloadKey:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Proof that a payload was put; enough to get it. ``location`` is the backend's own."""
+    """Proof that a payload was put; enough to get it. ``location`` is the backend's own.
+
+    A receipt without a ``connector`` is a promise: what the runner itself will have put under ``key`` when the
+    command's turn comes. So a stage can be submitted before the one it reads from has run.
+    """
 
     key: PayloadKey
     kind: PayloadKind
     connector: str
     location: str
     nbytes: int
+
+    @property
+    def promised(self) -> bool:
+        return not self.connector
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +86,14 @@ class RunStage:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Make everything ``stages`` staged during the tick permanent, together."""
+    """Make everything ``stages`` staged during the tick permanent, together. ``recomputable``: the session's log
+    is complete, so that its state may be evicted and made anew."""
 
     session: str
     epoch: int
     tick: int
     stages: tuple[str, ...]
+    recomputable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +117,45 @@ class ResetSession:
 
 
 @dataclass(frozen=True, slots=True)
+class ForkSession:
+    """Open ``child`` with the committed state of ``session``: blocks are shared, nothing is copied. ``seed`` None:
+    the parent's, so that equal requests are answered equally."""
+
+    session: str
+    child: str
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RewindSession:
+    """Begin ``epoch`` with the state as it was when ``(to_epoch, to_tick)`` had committed."""
+
+    session: str
+    epoch: int
+    to_epoch: int
+    to_tick: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExportSession:
+    """Put the committed state of every stage as one payload each; :class:`Done` has them by full stage name."""
+
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImportSession:
+    """Open ``session`` with exported state: receipts by full stage name. All of it or nothing."""
+
+    session: str
+    seed: int
+    prompt: str
+    epoch: int
+    stages: Mapping[str, Receipt]
+    options: Mapping[str, Scalar] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class CloseSession:
     """Free everything of the session."""
 
@@ -118,7 +169,19 @@ class ReleasePayloads:
     keys: tuple[PayloadKey, ...]
 
 
-Command = OpenSession | RunStage | Commit | Discard | ResetSession | CloseSession | ReleasePayloads
+Command = (
+    OpenSession
+    | RunStage
+    | Commit
+    | Discard
+    | ResetSession
+    | ForkSession
+    | RewindSession
+    | ExportSession
+    | ImportSession
+    | CloseSession
+    | ReleasePayloads
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +204,8 @@ class Failed:
     retryable: bool
     text: str
     detail: str = ""
+    retry_after_ms: float = 0.0
+    missing_bytes: int = 0
 
 
 Report = Done | Failed

@@ -90,6 +90,19 @@ class PagedKV(Protocol):
         """``float[layers, 2, length, kv_heads, head_dim]`` (key 0, value 1), oldest first; a view or a
         copy the caller must not write to."""
 
+    def prefix(self, key: bytes, compute: Callable[[], Any]) -> None:
+        """Begin an empty cache with the blocks of ``compute() float[layers, 2, n, kv_heads, head_dim]``, which is a
+        pure function of ``key`` (a hash of the tokens and of the weights). Sessions that begin alike share the
+        blocks: ``compute`` is called for the first of them only."""
+
+    def branches(self, n: int) -> Sequence[PagedKV]:
+        """``n`` copy-on-write forks of what is visible now, for imagining futures inside this tick. They share every
+        block with this cache; what they append is theirs, is never committed, and is freed when the tick is
+        decided, or earlier by :meth:`release`."""
+
+    def release(self) -> None:
+        """Free a branch before its tick is decided. Raises StateError for a session's own cache."""
+
     def append(self, kv: Any, imagined: bool = False) -> None:
         """Stage ``kv float[layers, 2, n, kv_heads, head_dim]``; n must fill whole blocks. Blocks that fall
         out of the window are dropped at commit, and are not visible after this call."""
@@ -174,6 +187,13 @@ def one_by_one(run: Callable[[StageItem], Outputs], items: Sequence[StageItem]) 
     return results
 
 
+class Job(Protocol):
+    """One item under way in a :class:`SteppedStage`."""
+
+    @property
+    def finished(self) -> bool: ...
+
+
 @runtime_checkable
 class Stage(Protocol):
     """A model component behind one engine. ``run`` is called from the runner's thread only."""
@@ -192,3 +212,22 @@ class Stage(Protocol):
 
     def warm_up(self) -> None:
         """One real forward pass, so that the first tick is not the slowest."""
+
+
+@runtime_checkable
+class SteppedStage(Stage, Protocol):
+    """A stage of many forward passes per item, such as denoising: the runner may let another session's item join
+    between two passes. ``run`` is then ``begin``, ``advance`` until finished, ``finish`` for all items alike.
+
+    A job keeps what it needs between passes, and nothing that outlives it; all session state is the item's view.
+    """
+
+    def begin(self, item: StageItem) -> Job:
+        """Check the item and set up its first pass. Raises the item's own error."""
+
+    def advance(self, jobs: Sequence[Job]) -> Sequence[Exception | None]:
+        """One forward pass for each of ``jobs``, each at its own step, as few launches as their shapes allow; per
+        job None, or the error that ends that job alone."""
+
+    def finish(self, job: Job) -> Outputs:
+        """The outputs of a finished job."""

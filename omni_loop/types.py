@@ -31,6 +31,7 @@ class Op(StrEnum):
     INFER = "infer"  # a real observation in, an action chunk out
     PREDICT = "predict"  # frames (and, where the policy imagines, a chunk) without a new observation
     RECONDITION = "recondition"  # real frames and the actions really executed replace imagined ones
+    PLAN = "plan"  # the best of many imagined futures; the session's state stays as it is
 
 
 class StageKind(StrEnum):
@@ -168,6 +169,21 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanSummary:
+    """How a plan was found: ``candidates`` futures imagined in ``iterations`` rounds of ``horizon`` steps each.
+    ``cost`` of the chosen one and ``first_cost``, the best of the first round; lower is better.
+    ``out_of_time``: the budget ended the search before its last round."""
+
+    seq: int
+    cost: float
+    first_cost: float
+    candidates: int
+    iterations: int
+    horizon: int
+    out_of_time: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class TickResult:
     """All a tick answered. ``frames_error``: what was asked besides failed; the answer itself stands."""
 
@@ -178,3 +194,4 @@ class TickResult:
     progress: Progress | None = None
     timings: Timings = Timings()
     frames_error: OmniLoopError | None = None
+    plan: PlanSummary | None = None

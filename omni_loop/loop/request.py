@@ -12,6 +12,22 @@ from ..types import Array, Op, SessionSpec
 
 
 @dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What to search for, with the TickRequest's ``op`` PLAN. ``goal uint8[h, w, 3]``: the frame to reach; None: the
+    most progress, in a pipeline that judges it. ``method``: ``cem`` or ``mppi``. A ``budget_ms`` of 0 is no bound:
+    all ``iterations`` are run. ``init float32[horizon, action_dim]``: where the search begins; None: at no motion.
+    """
+
+    horizon: int = 8
+    candidates: int = 64
+    iterations: int = 3
+    method: str = "cem"
+    budget_ms: float = 0.0
+    goal: NDArray[np.uint8] | None = None
+    init: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TickRequest:
     """One seq of one session. Tensors were checked by the wire codec against the session's spec.
 
@@ -36,6 +52,7 @@ class TickRequest:
     steps: int = 0
     frames: int = 0
     deadline_ms: float = 0.0
+    plan: PlanRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)

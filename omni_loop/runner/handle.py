@@ -88,7 +88,16 @@ class Pending:
         elif isinstance(report, Done):
             future.set_result(report)
         else:
-            future.set_exception(rebuild(report.code, report.reason, report.retryable, report.text))
+            future.set_exception(
+                rebuild(
+                    report.code,
+                    report.reason,
+                    report.retryable,
+                    report.text,
+                    report.retry_after_ms,
+                    report.missing_bytes,
+                )
+            )
 
     def fail_all(self, text: str) -> None:
         for future in self._futures.values():

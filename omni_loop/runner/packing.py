@@ -19,6 +19,10 @@ _COMMANDS: dict[str, type] = {
         messages.Commit,
         messages.Discard,
         messages.ResetSession,
+        messages.ForkSession,
+        messages.RewindSession,
+        messages.ExportSession,
+        messages.ImportSession,
         messages.CloseSession,
         messages.ReleasePayloads,
     )
