@@ -280,8 +280,8 @@ class Orchestrator:
         return self._live[self._manager.find(session, token).id]
 
     def _info(self, live: _Live) -> SessionInfo:
-        s = live.session
-        return SessionInfo(s.id, s.token, s.machine.epoch, s.seed, live.route.graph.spec, s.keys)
+        s, m = live.session, live.session.machine
+        return SessionInfo(s.id, s.token, m.epoch, s.seed, live.route.graph.spec, s.keys, m.accepted, m.position.step)
 
     async def _open(self, live: _Live) -> SessionInfo:
         session = live.session

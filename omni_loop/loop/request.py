@@ -57,7 +57,8 @@ class TickRequest:
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """An open session as its owner sees it. ``token`` is the resume token: a secret."""
+    """An open session as its owner sees it. ``token`` is the resume token: a secret. ``last_seq``: the highest seq
+    accepted so far, above which the next must be; ``step``: where the session stands."""
 
     id: str
     token: str
@@ -65,3 +66,17 @@ class SessionInfo:
     seed: int
     spec: SessionSpec
     observation_keys: tuple[str, ...]
+    last_seq: int = 0
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSummary:
+    """A session as a list of all of them shows it; holds nothing that gives access to it."""
+
+    id: str
+    pipeline: str
+    phase: str  # of omni_loop.session.machine.Phase
+    epoch: int
+    step: int
+    last_seq: int
