@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..connect.base import pending
 from ..errors import OmniLoopError, Reason, ServerUnavailable, StageFailed, StateError, nearest
 from ..messages import Commit, Discard, Done, PayloadKey, Receipt, ReleasePayloads, RunStage
 from ..stage import Payload
@@ -70,6 +71,7 @@ class TickRun:
         self._put: list[tuple[Connector, PayloadKey]] = []
         self._model: dict[str, float] = {}  # milliseconds on the longest path up to and with a stage
         self._queue: dict[str, float] = {}
+        self._ahead: dict[str, list[Edge]] = {}  # of stages that were submitted before these had been put
 
     async def run(self, steps: Sequence[StageStep]) -> None:
         """Run ``steps``, each as soon as its inputs have receipts; independent ones overlap. Raises what the first
@@ -79,10 +81,10 @@ class TickRun:
         if self._stop.done():
             raise self._stop.result()
         while True:
-            ready = [s for s in waiting if s.after <= self._done.keys()]
-            for step in ready:
-                waiting.remove(step)
-                self._submit(step)
+            for step in tuple(waiting):  # in topological order, so that a stage follows what it was promised
+                if self._can_go(step):
+                    waiting.remove(step)
+                    self._submit(step)
             if not self._running:
                 return
             self._wake = asyncio.get_running_loop().create_future()
@@ -90,7 +92,7 @@ class TickRun:
             if self._stop.done():
                 raise self._stop.result()
             for task in [t for t in self._running if t.done()]:
-                done = task.result()  # raises; what still runs is collected by discard
+                done = self._result(task)  # raises; what still runs is collected by discard
                 self._record(self._running.pop(task), done)
 
     def gave(self, name: str) -> bool:
@@ -174,6 +176,28 @@ class TickRun:
         task.add_done_callback(self._woken)
         self._running[task] = step
 
+    def _can_go(self, step: StageStep) -> bool:
+        """Whether its inputs are there, or will be when its turn comes: a runner takes a session's commands in order,
+        so what a stage on the same runner was asked for is put by then. That saves a round trip per stage."""
+        return all(
+            e.source == CLIENT or e.feedback or e.source in self._done or self._promised(e, step) for e in step.inputs
+        )
+
+    def _promised(self, edge: Edge, step: StageStep) -> bool:
+        under_way = any(running.name == edge.source for running in self._running.values())
+        same = self._route.handles[edge.source] is self._route.handles[step.name]
+        return under_way and same and not edge.optional
+
+    def _result(self, task: asyncio.Task[Done]) -> Done:
+        try:
+            return task.result()
+        except OmniLoopError as error:
+            for edge in self._ahead.get(self._running[task].name, ()):
+                done = self._done.get(edge.source)
+                if done is not None and edge.output not in done.outputs:
+                    raise _missing(edge.source, edge.output, done) from error
+            raise
+
     def _woken(self, ended: asyncio.Future[Any]) -> None:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
@@ -181,7 +205,10 @@ class TickRun:
     def _record(self, step: StageStep, done: Done) -> None:
         sources = [e.source for e in step.inputs if e.source in self._done]
         self._model[step.name] = done.model_ms + max((self._model[s] for s in sources), default=0.0)
-        self._queue[step.name] = done.queue_ms + max((self._queue[s] for s in sources), default=0.0)
+        queued = done.queue_ms + max((self._queue[s] for s in sources), default=0.0)
+        # While those ran that it was promised, a stage was not in the queue's hands.
+        ahead = [self._done[e.source] for e in self._ahead.pop(step.name, ())]
+        self._queue[step.name] = max(queued - max((d.model_ms + d.queue_ms for d in ahead), default=0.0), 0.0)
         self._done[step.name] = done
 
     def _inputs(self, step: StageStep, handle: RunnerHandle) -> dict[str, Receipt]:
@@ -202,6 +229,11 @@ class TickRun:
                 text = f"{self._work.op} continues from what {edge.source!r} gave in the tick before, and there is none"
                 raise StateError(text, reason=Reason.BAD_REQUEST)
             return fed
+        if edge.source not in self._done:
+            self._ahead.setdefault(edge.target, []).append(edge)
+            full = f"{self._route.graph.pipeline.name}/{edge.source}"
+            key = PayloadKey(f"{full}.{edge.output}", self._session, self._epoch, self._tick)
+            return pending(key, edge.kind, handle.connector.name)
         done = self._done[edge.source]
         receipt = done.outputs.get(edge.output)
         if receipt is None:
