@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from .messages import PayloadKind, Scalar
 from .types import Op, StageKind
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +186,25 @@ def one_by_one(run: Callable[[StageItem], Outputs], items: Sequence[StageItem]) 
             results.append(run(item))
         except Exception as e:  # the runner answers that item with it
             results.append(e)
+    return results
+
+
+def in_one(
+    prepare: Callable[[StageItem], T], run: Callable[[Sequence[T]], Sequence[Outputs]], items: Sequence[StageItem]
+) -> list[Outputs | Exception]:
+    """A batch in one pass: ``prepare`` checks an item and may raise, which is that item's own result; ``run`` takes
+    what it made of all others together, at least one, and gives their outputs in order."""
+    results: list[Outputs | Exception] = []
+    ready: dict[int, T] = {}
+    for i, item in enumerate(items):
+        try:
+            ready[i] = prepare(item)
+            results.append({})
+        except Exception as e:  # the runner answers that item with it
+            results.append(e)
+    if ready:
+        for i, outputs in zip(ready, run(list(ready.values())), strict=True):
+            results[i] = outputs
     return results
 
 

@@ -14,7 +14,8 @@ Actions are relative to the agent's position, in units of ``scale``; positions a
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +44,10 @@ class ActConfig(BaseModel):
     steps: int = 8
     scale: float = 0.25
     temperature: float = 0.5
+
+
+#: Keys ``[b * g, e, s]`` and values ``[b * g, s, e]`` of one layer of the context.
+Seen = tuple[Tensor, Tensor]
 
 
 class FlowTime(nn.Module):
@@ -77,19 +82,23 @@ class ActBlock(nn.Module):
         with torch.no_grad():
             self.modulate.bias[2 * d :] = 1.0
 
-    def look_up(self, y: Tensor, kv: Tensor, present: Tensor) -> Tensor:
-        """``y [b, d]`` reads ``kv [b, 2, s, g, e]`` where ``present [b]``; zero elsewhere."""
-        b = y.shape[0]
-        q = self.query(y).view(b, self.g, self.h // self.g, self.e)
-        k, v = kv[:, 0].transpose(1, 2), kv[:, 1].transpose(1, 2)  # [b, g, s, e]
-        weights = (q @ k.transpose(-1, -2) * self.e**-0.5).softmax(-1)
-        return self.read((weights @ v).reshape(b, -1)) * present[:, None]
+    def seen(self, kv: Tensor) -> Seen:
+        """What every step of a sample looks up in ``kv [b, 2, s, g, e]``: keys and values by head."""
+        return kv[:, 0].permute(0, 2, 3, 1).flatten(0, 1), kv[:, 1].transpose(1, 2).flatten(0, 1)
 
-    def forward(self, x: Tensor, c: Tensor, kv: Tensor, present: Tensor) -> Tensor:
-        scale, shift, gate = self.modulate(c).chunk(3, -1)
-        y = F.layer_norm(x, (x.shape[-1],)) * (1 + scale) + shift
-        y = y + self.look_up(y, kv, present)
-        return x + gate * self.down(F.silu(self.up(y)))
+    def look_up(self, y: Tensor, seen: Seen, present: Tensor) -> Tensor:
+        """``y [b, d]`` reads what is ``seen`` where ``present [b, 1]``; zero elsewhere."""
+        keys, values = seen
+        q = self.query(y).view(len(keys), self.h // self.g, self.e)
+        weights = torch.baddbmm(q.new_zeros(()), q, keys, beta=0, alpha=self.e**-0.5).softmax(-1)
+        return self.read(torch.bmm(weights, values).view(len(y), -1)) * present
+
+    def forward(self, x: Tensor, modulation: Tensor, seen: Seen, present: Tensor) -> Tensor:
+        """``x [b, d]`` under ``modulation [b, 3 d]``, of the condition at the step's time."""
+        scale, shift, gate = modulation.chunk(3, -1)
+        y = torch.addcmul(shift, F.layer_norm(x, (x.shape[-1],)), 1 + scale)
+        y = y + self.look_up(y, seen, present)
+        return torch.addcmul(x, gate, self.down(F.silu(self.up(y))))
 
 
 class ActHead(nn.Module):
@@ -113,23 +122,46 @@ class ActHead(nn.Module):
     def velocity(self, x: Tensor, t: Tensor, features: Tensor, history: Tensor, kv: Tensor, present: Tensor) -> Tensor:
         """Flow velocity ``[b, horizon, action_dim]`` at ``x``. ``history [b]`` is 1.0 where the agent's
         position before is known."""
-        known = torch.cat([features, history[:, None], present[:, None], self.time(t)], -1)
-        c, h = self.condition(known), self.inp(x.flatten(1))
-        # Blocks pair with the context's last layers: those that have read the most.
-        first = self.config.context_layers - self.config.blocks
-        for i, block in enumerate(self.blocks):
-            h = block(h, c, kv[:, first + i], present)
-        return self.out(h).view_as(x)
+        c, reads = self._condition(t, features, history, present), self._seen(kv)
+        modulations = [block.modulate(c) for block in self._blocks]
+        return self._flow(x.flatten(1), modulations, reads, present[:, None]).view_as(x)
 
     @torch.no_grad()
     def sample(self, noise: Tensor, features: Tensor, history: Tensor, kv: Tensor, present: Tensor) -> Tensor:
-        """Chunk ``[b, horizon, action_dim]`` in -1..1 of the table from ``noise`` of the same shape."""
-        x, n = noise * self.config.temperature, self.config.steps
-        for i in range(n):
-            t = torch.full((len(x),), i / n, device=x.device)
-            x = x + self.velocity(x, t, features, history, kv, present) / n
-        agent = features[:, 2:4]
-        return x * self.config.scale + agent[:, None]
+        """Chunk ``[b, horizon, action_dim]`` in -1..1 of the table from ``noise`` of the same shape.
+
+        Conditions depend on the time but not on ``x``: those of all steps are computed in one pass, before the first.
+        """
+        b, n = len(noise), self.config.steps
+        t = (torch.arange(n, device=noise.device) / n).repeat_interleave(b)
+        given = (part.repeat(n, *[1] * (part.ndim - 1)) for part in (features, history, present))
+        c, reads = self._condition(t, *given), self._seen(kv)
+        modulations = [block.modulate(c).view(n, b, -1).unbind() for block in self._blocks]
+        x, there = noise.flatten(1) * self.config.temperature, present[:, None]
+        for now in zip(*modulations, strict=True):
+            x = x + self._flow(x, now, reads, there) / n
+        return x.view_as(noise) * self.config.scale + features[:, None, 2:4]
+
+    @property
+    def _blocks(self) -> Iterable[ActBlock]:
+        return cast("Iterable[ActBlock]", self.blocks)  # torch does not say what a ModuleList holds
+
+    def _condition(self, t: Tensor, features: Tensor, history: Tensor, present: Tensor) -> Tensor:
+        known = torch.cat([features, history[:, None], present[:, None], self.time(t)], -1)
+        condition: Tensor = self.condition(known)
+        return condition
+
+    def _seen(self, kv: Tensor) -> list[Seen]:
+        # Blocks pair with the context's last layers: those that have read the most.
+        first = self.config.context_layers - self.config.blocks
+        return [block.seen(kv[:, first + i]) for i, block in enumerate(self._blocks)]
+
+    def _flow(self, x: Tensor, modulations: Sequence[Tensor], seen: Sequence[Seen], present: Tensor) -> Tensor:
+        h: Tensor = self.inp(x)
+        for block, modulation, read in zip(self._blocks, modulations, seen, strict=True):
+            h = block(h, modulation, read, present)
+        velocity: Tensor = self.out(h)
+        return velocity
 
 
 def features_of(agent_before: Tensor, agent: Tensor, keypoints: Tensor, history: Tensor) -> Tensor:

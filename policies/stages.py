@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from omni_loop.errors import TensorError
 from omni_loop.messages import PayloadKind
-from omni_loop.stage import Outputs, Payload, StageItem, StateSpec, one_by_one
+from omni_loop.stage import Outputs, Payload, StageItem, StateSpec, in_one
 from omni_loop.training.checkpoint import load_config, load_weights, revision
 from omni_loop.types import StageKind
 
@@ -16,6 +19,17 @@ from .flow import ActConfig, ActHead, features_of
 
 SHIPPED = Path(__file__).parent / "checkpoints"
 TABLE_HALF = 256.0  # px of the table per unit of -1..1
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One item's part of a batch, without its leading axis."""
+
+    noise: Tensor
+    points: Tensor
+    before: Tensor
+    history: float
+    kv: Tensor
 
 
 class ActStage:
@@ -49,21 +63,33 @@ class ActStage:
         return {}
 
     def run(self, items: Sequence[StageItem]) -> Sequence[Outputs | Exception]:
-        return one_by_one(self._act, items)
+        return in_one(self._given, self._act, items)
 
-    def _act(self, item: StageItem) -> Outputs:
+    def _given(self, item: StageItem) -> Given:
         c, scene = self.model.config, item.inputs["scene"]
-        points = torch.as_tensor(scene.arrays["points"], device=self.device)
-        before = torch.as_tensor(scene.arrays["agent_before"], device=self.device)
-        kv = torch.as_tensor(item.inputs["kv"].arrays["kv"], device=self.device)[None]
-        history = torch.tensor([float(scene.meta["history"]) * self.use_history], device=self.device)
-        present = torch.tensor([float(self.use_context)], device=self.device)
+        layer = (2, c.context_tokens, c.context_kv_heads, c.context_head_dim)
         generator = torch.Generator().manual_seed(item.noise_seed("act"))
-        noise = torch.randn(1, c.horizon, c.action_dim, generator=generator).to(self.device)
-        features = features_of(before[None], points[None, 0], points[None, 1:], history)
-        chunk = self.model.sample(noise, features, history, kv, present)[0]
-        actions = ((chunk + 1) * TABLE_HALF).clamp(0, 2 * TABLE_HALF).float().cpu()
-        return {"chunk": Payload(PayloadKind.ACTIONS, {"actions": actions}, {"revision": self.revision})}
+        return Given(
+            noise=torch.randn(c.horizon, c.action_dim, generator=generator),
+            points=_shaped(scene, "points", ((c.features - 2) // 2, 2)),
+            before=_shaped(scene, "agent_before", (2,)),
+            history=float(scene.meta["history"]) * self.use_history,
+            kv=_shaped(item.inputs["kv"], "kv", (c.context_layers, *layer)),
+        )
+
+    def _act(self, given: Sequence[Given]) -> list[Outputs]:
+        def stack(parts: Iterable[Tensor]) -> Tensor:
+            return torch.stack(list(parts)).to(self.device)
+
+        points, before = stack(g.points for g in given), stack(g.before for g in given)
+        history = torch.tensor([g.history for g in given], device=self.device)
+        present = torch.full_like(history, float(self.use_context))
+        features = features_of(before, points[:, 0], points[:, 1:], history)
+        noise, kv = stack(g.noise for g in given), stack(g.kv for g in given)
+        chunks = self.model.sample(noise, features, history, kv, present)
+        actions = ((chunks + 1) * TABLE_HALF).clamp(0, 2 * TABLE_HALF).float().cpu()
+        meta = {"revision": self.revision}
+        return [{"chunk": Payload(PayloadKind.ACTIONS, {"actions": chunk}, meta)} for chunk in actions]
 
     def warm_up(self) -> None:
         c = self.model.config
@@ -71,6 +97,14 @@ class ActStage:
         one = torch.ones(1, device=self.device)
         noise = torch.zeros(1, c.horizon, c.action_dim, device=self.device)
         self.model.sample(noise, torch.zeros(1, c.features, device=self.device), one, kv.to(self.device), one)
+
+
+def _shaped(payload: Payload, name: str, shape: tuple[int, ...]) -> Tensor:
+    """An array as float32; its shape is checked here, so that a batch cannot fail by one of its items."""
+    array = torch.as_tensor(payload.arrays[name])
+    if tuple(array.shape) != shape:
+        raise TensorError(f"{name!r} has shape {list(array.shape)}, the act stage takes {list(shape)}")
+    return array.float()
 
 
 #: Factory registered as ``act``.

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from omni_loop import registry
+from omni_loop.connect.base import as_numpy
 from omni_loop.errors import ConfigError
 from omni_loop.messages import PayloadKind
-from omni_loop.stage import Payload
+from omni_loop.stage import Outputs, Payload
 from omni_loop.testing.policy_contract import PolicyContract
 from omni_loop.testing.stage_driver import Ask, Driver
 from omni_loop_policies.stages import ActStage, act
@@ -88,6 +90,74 @@ class TestWithoutHistory(TestActStage):
         assert (self.given(driver, inputs(0, history=0.0)) == want).all()
         moved = with_array(asked, "scene", "agent_before", np.zeros(2, np.float32))
         assert (self.given(driver, moved) == want).all()
+
+
+@pytest.fixture
+def sixteen(small_checkpoints: Path) -> Iterator[Driver]:
+    driver = Driver(act(checkpoints=str(small_checkpoints)), max_sessions=24)
+    for n in range(24):
+        driver.open(f"s{n}", seed=n)
+    yield driver
+    driver.close()
+
+
+def chunks(results: Sequence[Outputs | Exception]) -> list[NDArray[np.float32]]:
+    made = []
+    for result in results:
+        assert not isinstance(result, Exception), result
+        made.append(as_numpy(result["chunk"].arrays["actions"]))
+    return made
+
+
+def test_a_batch_gives_each_session_what_it_gets_alone(sixteen: Driver) -> None:
+    asks = {f"s{n}": Ask(inputs(n, history=n % 2)) for n in range(16)}
+    alone = [chunks(sixteen.batch(3, {name: ask}))[0] for name, ask in asks.items()]
+    for size in (2, 3, 5, 16):
+        for at in range(0, 16, size):
+            part = dict(list(asks.items())[at : at + size])
+            for got, want in zip(chunks(sixteen.batch(3, part)), alone[at : at + size], strict=True):
+                assert np.abs(got - want).max() <= 1e-5 * 256  # in px; 1e-5 where the model works
+
+
+@pytest.mark.parametrize("size", [2, 5, 16])
+def test_other_neighbours_in_a_batch_of_the_same_size_change_no_bit(sixteen: Driver, size: int) -> None:
+    asks = {"s0": Ask(inputs(0)), **{f"s{n}": Ask(inputs(n)) for n in range(1, size)}}
+    others = {"s0": Ask(inputs(0)), **{f"s{n + 8}": Ask(inputs(n + 50, history=0.0)) for n in range(1, size)}}
+    one, two = (chunks(sixteen.batch(3, batch)) for batch in (asks, others))
+    assert (one[0] == two[0]).all()
+    assert (one[1] != two[1]).any()
+
+
+BROKEN: dict[str, dict[str, Payload]] = {
+    "no input": {},
+    "no context": {"scene": inputs(0)["scene"]},
+    "a keypoint too many": with_array(inputs(0), "scene", "points", np.zeros((10, 2), np.float32)),
+    "a position of three": with_array(inputs(0), "scene", "agent_before", np.zeros(3, np.float32)),
+    "a context of fewer tokens": with_array(inputs(0), "kv", "kv", np.zeros((2, 2, 31, 2, 16), np.float32)),
+    "a context of more layers": with_array(inputs(0), "kv", "kv", np.zeros((3, 2, 32, 2, 16), np.float32)),
+    "a context of text": with_array(inputs(0), "kv", "kv", np.full((2, 2, 32, 2, 16), "x")),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_item_fails_alone(sixteen: Driver, case: str) -> None:
+    asks = {f"s{n}": Ask(inputs(n)) for n in range(3)}
+    want = chunks(sixteen.batch(1, asks))
+    results = sixteen.batch(1, {"s3": Ask(BROKEN[case]), **asks})
+    assert isinstance(results[0], Exception)
+    for got, chunk in zip(chunks(results[1:]), want, strict=True):
+        assert (got == chunk).all()
+    assert all(isinstance(result, Exception) for result in sixteen.batch(1, {"s3": Ask(BROKEN[case])}))
+
+
+def test_what_is_not_finite_stays_in_its_own_chunk(sixteen: Driver) -> None:
+    asks = {f"s{n}": Ask(inputs(n)) for n in range(3)}
+    want = chunks(sixteen.batch(1, asks))
+    spoiled = np.full((2, 2, 32, 2, 16), np.nan, np.float32)
+    got = chunks(sixteen.batch(1, {**asks, "s1": Ask(with_array(inputs(1), "kv", "kv", spoiled))}))
+    assert (got[0] == want[0]).all()
+    assert (got[2] == want[2]).all()
+    assert np.isnan(got[1]).all()
 
 
 def test_an_unknown_option_is_named() -> None:
