@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from ..connect.base import Connector
@@ -37,8 +37,8 @@ class RunnerHandle(Protocol):
         """Build the stages and warm them up. Raises what that raises, as a typed error."""
 
     async def submit(self, command: Command) -> Done:
-        """Execute ``command`` after all submitted before. If the caller is cancelled meanwhile, the command
-        still runs, and the payloads it put are released.
+        """Execute ``command`` after all submitted before for the same session. If the caller is cancelled meanwhile,
+        the command still runs, and the payloads it put are released.
 
         Raises:
             OmniLoopError: rebuilt from the runner's report.
@@ -46,7 +46,7 @@ class RunnerHandle(Protocol):
         """
 
     async def ping(self) -> None:
-        """Pass through the runner's work loop, behind what is queued there."""
+        """Pass through the runner's work loop: at most one forward pass is waited for."""
 
     async def stop(self) -> None:
         """End the runner after the commands submitted so far, within a bound; then nothing is left of it.
@@ -98,6 +98,10 @@ class Pending:
                     report.missing_bytes,
                 )
             )
+
+    def resolve_all(self, reports: Iterable[Report]) -> None:
+        for report in reports:
+            self.resolve(report)
 
     def fail_all(self, text: str) -> None:
         for future in self._futures.values():

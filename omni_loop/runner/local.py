@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from ..connect.base import Connector
 from ..connect.local import LocalConnector
 from ..errors import OmniLoopError, ServerUnavailable, StateError
-from ..messages import Command, Done, PayloadKey, ReleasePayloads
+from ..messages import Command, Done, PayloadKey, ReleasePayloads, Report
+from .batcher import Batcher
 from .handle import Pending
 from .runner import RunnerSettings, StageEntry, build, stage_names
 
@@ -64,7 +65,7 @@ class LocalRunner:
         if not self._open:
             raise ServerUnavailable(f"runner {self.name!r} is not running")
         request, future = self._pending.add()
-        self._queue.put((request, command, time.perf_counter_ns()))
+        self._queue.put((request, command, time.monotonic_ns()))
         return await future
 
     async def ping(self) -> None:
@@ -99,16 +100,43 @@ class LocalRunner:
             self._tell(ended, None)
             return
         self._tell(started, None)
-        while (work := self._queue.get()) is not None:
-            request, command, submitted = work
-            report = runner.handle(request, command, (time.perf_counter_ns() - submitted) / 1e6)
-            self._call(self._pending.resolve, report)
         try:
+            self._serve(Batcher(runner))
             runner.close()
         except Exception as e:
+            self._call(self._gone)
             self._tell(ended, e)
         else:
             self._tell(ended, None)
+
+    def _serve(self, batcher: Batcher) -> None:
+        """Answer what comes until the sentinel, and all that came before it."""
+        inbox = self._queue
+        while True:
+            wait = batcher.wait_s()
+            if wait != 0.0 or not inbox.empty():
+                try:
+                    work = inbox.get(timeout=wait)
+                    while work is not None:
+                        batcher.add(*work)
+                        if inbox.empty():
+                            break
+                        work = inbox.get()
+                    else:
+                        for reports in batcher.drain():
+                            self._answer(reports)
+                        return
+                except queue.Empty:
+                    pass  # nobody joined; what waited is due
+            self._answer(batcher.step())
+
+    def _answer(self, reports: list[Report]) -> None:
+        if reports:
+            self._call(self._pending.resolve_all, reports)
+
+    def _gone(self) -> None:
+        self._open = False
+        self._pending.fail_all(f"runner {self.name!r} is gone")
 
     def _tell(self, future: asyncio.Future[None], error: BaseException | None) -> None:
         self._call(_settle, future, error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import select
 import signal
 import threading
 import time
@@ -22,6 +23,7 @@ from ..connect.base import Connector
 from ..connect.shm import ShmConnector, new_prefix, sweep
 from ..errors import InvalidInput, OmniLoopError, Reason, ServerUnavailable, StateError
 from ..messages import Command, Done, Failed, PayloadKey, ReleasePayloads, Report, Scalar
+from .batcher import Batcher
 from .handle import Pending
 from .packing import pack, unpack
 from .runner import Factory, RunnerSettings, StageEntry, build, stage_names
@@ -249,15 +251,35 @@ def _child(pipe: Connection, encoded: bytes) -> None:
             return
         pipe.send_bytes(pack(plan.request, Done(plan.request)))
         try:
-            while data := pipe.recv_bytes():
-                request, command, sent_ns = unpack(data)
-                if isinstance(command, Done | Failed):
-                    raise TypeError(f"a runner was sent a {type(command).__name__}")
-                report = runner.handle(request, command, (time.monotonic_ns() - sent_ns) / 1e6)
-                pipe.send_bytes(pack(request, report))
+            _serve(pipe, Batcher(runner))
         except (EOFError, BrokenPipeError):
             pass  # the parent died: nobody to answer, but what we hold must go
         runner.close()
     finally:
         connector.close()
         pipe.close()
+
+
+def _serve(pipe: Connection, batcher: Batcher) -> None:
+    """Answer what comes until told to stop, and all that came before it."""
+    arrivals = select.poll()  # one for good: Connection.poll makes a selector each time
+    arrivals.register(pipe.fileno(), select.POLLIN)
+    while True:
+        wait = batcher.wait_s()
+        while wait is None or arrivals.poll(wait * 1e3):
+            data = pipe.recv_bytes()  # waits for nothing but the rest of a message
+            if data == _STOP:
+                for reports in batcher.drain():
+                    _answer(pipe, reports)
+                return
+            request, command, sent_ns = unpack(data)
+            if isinstance(command, Done | Failed):
+                raise TypeError(f"a runner was sent a {type(command).__name__}")
+            batcher.add(request, command, sent_ns)
+            wait = 0.0
+        _answer(pipe, batcher.step())
+
+
+def _answer(pipe: Connection, reports: list[Report]) -> None:
+    for report in reports:
+        pipe.send_bytes(pack(report.request, report))

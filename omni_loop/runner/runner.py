@@ -1,15 +1,14 @@
-"""A runner: it owns stages and their sessions' state, and turns each command into exactly one report.
+"""A runner: it owns stages and their sessions' state, and executes commands on them.
 
-It knows no transport. A handle (:mod:`.local`, :mod:`.process`) feeds it from one thread, command by command::
+It knows no transport and no order: :class:`~omni_loop.runner.batcher.Batcher` says what runs when, and with whom::
 
-    RunStage -> get inputs -> begin transaction -> stage.run -> check outputs -> put outputs -> Done(receipts)
-                                        any failure on the way: discard, put nothing -> Failed
-    Commit / Discard decide the transaction.
+    RunStage -> prepare: get inputs, begin transaction -> stage.run -> complete: check outputs, put them -> receipts
+                                        any failure on the way: undo -> nothing staged, nothing put
+    Commit / Discard decide the transaction; these and all other commands go through handle.
 """
 
 from __future__ import annotations
 
-import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from ..errors import (
     InvalidInput,
     OmniLoopError,
     Reason,
+    SnapshotError,
     StageFailed,
     StateError,
     UnknownName,
@@ -36,13 +36,18 @@ from ..messages import (
     Commit,
     Discard,
     Done,
+    ExportSession,
     Failed,
+    ForkSession,
+    ImportSession,
     OpenSession,
     PayloadKey,
+    PayloadKind,
     Receipt,
     ReleasePayloads,
     Report,
     ResetSession,
+    RewindSession,
     RunStage,
     Scalar,
 )
@@ -50,17 +55,23 @@ from ..stage import Outputs, Payload, Stage, StageItem
 from .cells import is_finite
 from .state import Budget, StateManager
 
+_REVISION = "revision"  # of the stage, in the meta of its exported state
 Factory = Callable[..., Stage]
 StageEntry = tuple[str, Factory | str, Mapping[str, Scalar]]  # "pipeline/stage", factory or its name, options
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerSettings:
-    """``threads`` of torch for this runner; ``device`` of its state, and of its stages unless their options say."""
+    """``threads`` of torch for this runner; ``device`` of its state, and of its stages unless their options say.
+    A batch has at most ``max_batch`` sessions and waits up to ``max_wait_ms`` for others that were active lately. A
+    stage that finds no room in a pool is tried again for up to ``queue_ms``."""
 
     threads: int = 1
     device: str = "cpu"
     budget: Budget = field(default_factory=Budget)
+    max_batch: int = 16
+    max_wait_ms: float = 0.0
+    queue_ms: float = 250.0
 
 
 @dataclass(slots=True)
@@ -68,6 +79,8 @@ class _Session:
     seed: int
     prompt: str
     epoch: int = 0
+    staged: dict[str, int] = field(default_factory=dict)  # stages with something undecided, and its tick
+    cost_ms: float = 0.0  # of what is undecided
 
 
 class Runner:
@@ -78,17 +91,22 @@ class Runner:
     ) -> None:
         torch.set_num_threads(settings.threads)
         self.connector = connector
-        self._settings = settings
-        self._stages = {name: _build(name, factory, options, settings) for name, factory, options in stages}
-        specs = {name: stage.state_specs() for name, stage in self._stages.items()}
+        self.settings = settings
+        self.stages = {name: _build(name, factory, options, settings) for name, factory, options in stages}
+        specs = {name: stage.state_specs() for name, stage in self.stages.items()}
         self.state = StateManager(specs, settings.budget, settings.device)
+        self.undecided: set[str] = set()  # sessions with something staged
         self._sessions: dict[str, _Session] = {}
         self._handlers: dict[type, Callable[[Any], Done]] = {
             OpenSession: self._open,
-            RunStage: self._run,
+            RunStage: self._nowhere,
             Commit: self._commit,
             Discard: self._discard,
             ResetSession: self._reset,
+            ForkSession: self._fork,
+            RewindSession: self._rewind,
+            ExportSession: self._export,
+            ImportSession: self._import,
             CloseSession: self._close,
             ReleasePayloads: self._release,
         }
@@ -96,7 +114,7 @@ class Runner:
     def warm_up(self) -> None:
         """One forward pass of every stage. Raises typed errors as a stage does, others as StageFailed naming it."""
         with torch.no_grad():
-            for name, stage in self._stages.items():
+            for name, stage in self.stages.items():
                 try:
                     stage.warm_up()
                 except OmniLoopError:
@@ -105,16 +123,52 @@ class Runner:
                     raise StageFailed(f"the stage {name!r} cannot warm up: {type(e).__name__}: {e}") from e
 
     def handle(self, request: int, command: Command, queue_ms: float = 0.0) -> Report:
-        """Execute one command; whatever goes wrong is a :class:`Failed`."""
+        """Execute one command that runs no stage; whatever goes wrong is a :class:`Failed`."""
         try:
             done = self._handlers[type(command)](command)
-            return Done(request, done.outputs, done.model_ms, queue_ms)
-        except OmniLoopError as e:
-            detail = traceback.format_exc() if e.__cause__ is not None else ""
-            return Failed(request, e.code, e.reason, e.retryable, e.text, detail)
+            return Done(request, done.outputs, 0.0, queue_ms)
         except Exception as e:
-            text = f"the runner failed at {type(command).__name__}: {type(e).__name__}"
-            return Failed(request, StageFailed.code, StageFailed.reason, False, text, traceback.format_exc())
+            return failure(request, command, e)
+
+    def prepare(self, command: RunStage) -> StageItem:
+        """Get the inputs and open the stage's transaction: :meth:`complete` or :meth:`undo` must follow. Raises when
+        nothing was opened."""
+        session = self._current(command.session, command.epoch)
+        get = self.connector.get
+        inputs = {name: get(self._kept(receipt)) for name, receipt in command.inputs.items()}
+        return StageItem(
+            session=command.session,
+            seed=session.seed,
+            epoch=command.epoch,
+            tick=command.tick,
+            op=command.op,
+            step=command.step,
+            prompt=session.prompt,
+            inputs=inputs,
+            params=command.params,
+            state=self.state.begin(command.session, command.stage, command.tick),
+        )
+
+    def complete(self, command: RunStage, outputs: Outputs, cost_ms: float) -> dict[str, Receipt]:
+        """Seal what the stage staged and put its outputs. ``cost_ms`` is the item's share of the forward passes'
+        time. After a failure :meth:`undo` must follow."""
+        self.state.seal(command.session, command.stage)
+        receipts = self._publish(command, outputs)
+        session = self._sessions[command.session]
+        session.staged[command.stage] = command.tick
+        session.cost_ms += cost_ms
+        self.undecided.add(command.session)
+        return receipts
+
+    def undo(self, command: RunStage) -> None:
+        """Leave no trace of the command's tick in its stage."""
+        self.state.discard(command.session, command.tick, (command.stage,))
+        self._decided(command.session, command.tick, (command.stage,))
+
+    def continues(self, command: RunStage) -> bool:
+        """Whether the stage has something staged that this run would go on from: then it cannot run twice."""
+        session = self._sessions.get(command.session)
+        return session is not None and command.stage in session.staged
 
     def close(self) -> None:
         """Close every session. Raises PoolCorrupt when the books do not balance then."""
@@ -127,44 +181,22 @@ class Runner:
         self._sessions[command.session] = _Session(command.seed, command.prompt)
         return Done(0)
 
-    def _run(self, command: RunStage) -> Done:
-        session = self._current(command.session, command.epoch)
-        stage = self._stage(command.stage)
-        inputs = {name: self.connector.get(receipt) for name, receipt in command.inputs.items()}
-        view = self.state.begin(command.session, command.stage, command.tick)
-        try:
-            item = StageItem(
-                session=command.session,
-                seed=session.seed,
-                epoch=command.epoch,
-                tick=command.tick,
-                op=command.op,
-                step=command.step,
-                prompt=session.prompt,
-                inputs=inputs,
-                params=command.params,
-                state=view,
-            )
-            begin = time.perf_counter()
-            outputs = _run_one(command.stage, stage, item)
-            if self._settings.device.startswith("cuda"):
-                torch.cuda.synchronize()
-            model_ms = (time.perf_counter() - begin) * 1e3
-            self.state.seal(command.session, command.stage)
-            receipts = self._publish(command, outputs)
-        except BaseException:
-            self.state.discard(command.session, command.tick, (command.stage,))
-            raise
-        return Done(0, receipts, model_ms)
-
     def _publish(self, command: RunStage, outputs: Outputs) -> dict[str, Receipt]:
         """Check every output, then put all of them or none."""
-        checked = {name: self._checked(command.stage, name, payload) for name, payload in outputs.items()}
+        checked = {
+            name: (f"{command.stage}.{name}", self._checked(command.stage, name, payload))
+            for name, payload in outputs.items()
+        }
+        return self._put_all(checked, command.session, command.epoch, command.tick)
+
+    def _put_all(
+        self, payloads: Mapping[str, tuple[str, Payload]], session: str, epoch: int, tick: int
+    ) -> dict[str, Receipt]:
+        """Put payloads, each with its edge; all of them or none."""
         receipts: dict[str, Receipt] = {}
         try:
-            for name, payload in checked.items():
-                key = PayloadKey(f"{command.stage}.{name}", command.session, command.epoch, command.tick)
-                receipts[name] = self.connector.put(key, payload)
+            for name, (edge, payload) in payloads.items():
+                receipts[name] = self.connector.put(PayloadKey(edge, session, epoch, tick), payload)
         except BaseException:
             for receipt in receipts.values():
                 self.connector.cleanup(receipt.key)
@@ -189,25 +221,65 @@ class Runner:
     def _commit(self, command: Commit) -> Done:
         self._current(command.session, command.epoch)
         self.state.commit(command.session, command.tick, command.stages)
+        self._decided(command.session, command.tick, command.stages)
         return Done(0)
 
     def _discard(self, command: Discard) -> Done:
         session = self._find(command.session)
-        if command.epoch >= session.epoch:  # a reset has discarded what older epochs staged
+        # A reset has discarded what older epochs staged, and evicted state can have nothing staged.
+        if command.epoch >= session.epoch and session.staged:
             self.state.discard(command.session, command.tick, command.stages)
+            self._decided(command.session, command.tick, command.stages)
         return Done(0)
 
     def _reset(self, command: ResetSession) -> Done:
-        session = self._current(command.session, command.epoch)
+        session = self._not_over(command.session, command.epoch)
         self.state.reset(command.session)
+        self._move_on(command.session, command.epoch)
         session.seed = session.seed if command.seed is None else command.seed
         session.prompt = session.prompt if command.prompt is None else command.prompt
+        return Done(0)
+
+    def _fork(self, command: ForkSession) -> Done:
+        parent = self._find(command.session)
+        self.state.fork(command.session, command.child)
+        seed = parent.seed if command.seed is None else command.seed
+        self._sessions[command.child] = _Session(seed, parent.prompt, parent.epoch)
+        return Done(0)
+
+    def _rewind(self, command: RewindSession) -> Done:
+        self._not_over(command.session, command.epoch)
+        self.state.rewind(command.session, command.to_epoch, command.to_tick)
+        self._move_on(command.session, command.epoch)  # only now: a refused rewind changes nothing
+        return Done(0)
+
+    def _export(self, command: ExportSession) -> Done:
+        session = self._find(command.session)
+        payloads = {}
+        for stage, (arrays, meta) in self.state.export(command.session).items():
+            known = {**meta, _REVISION: self.stages[stage].revision}
+            payloads[stage] = (f"{stage}.state", Payload(PayloadKind.STATE, arrays, known))
+        return Done(0, self._put_all(payloads, command.session, session.epoch, -1))
+
+    def _import(self, command: ImportSession) -> Done:
+        states = {}
+        for stage, receipt in command.stages.items():
+            payload = self.connector.get(self._kept(receipt))
+            meta = dict(payload.meta)
+            revision, mine = meta.pop(_REVISION, ""), self._stage(stage).revision
+            if revision != mine:
+                raise SnapshotError(f"the state of {stage!r} is of revision {revision!r}; this server has {mine!r}")
+            states[stage] = ({name: _tensor(value) for name, value in payload.arrays.items()}, meta)
+        self.state.import_(command.session, states)
+        self._sessions[command.session] = _Session(command.seed, command.prompt, command.epoch)
+        self.undecided.discard(command.session)
         return Done(0)
 
     def _close(self, command: CloseSession) -> Done:
         self._find(command.session)
         self.state.close(command.session)
         del self._sessions[command.session]
+        self.undecided.discard(command.session)
         self.connector.cleanup_session(command.session)
         return Done(0)
 
@@ -216,27 +288,59 @@ class Runner:
             self.connector.cleanup(key)
         return Done(0)
 
+    def _nowhere(self, command: RunStage) -> Done:
+        """A stage this runner does not have, or one of a session it does not have."""
+        self._current(command.session, command.epoch)
+        self._stage(command.stage)
+        raise StageFailed(f"stage {command.stage!r} runs only in a batch")
+
+    def _kept(self, receipt: Receipt) -> Receipt:
+        """The receipt of what was promised."""
+        return self.connector.find(receipt.key) if receipt.promised else receipt
+
+    def _decided(self, name: str, tick: int, stages: Iterable[str]) -> None:
+        """Nothing of ``tick`` is staged any more in ``stages``."""
+        session = self._sessions[name]
+        for stage in stages:
+            if session.staged.get(stage) == tick:
+                del session.staged[stage]
+        if not session.staged:
+            session.cost_ms = 0.0
+            self.undecided.discard(name)
+
     def _find(self, name: str) -> _Session:
         session = self._sessions.get(name)
         if session is None:
             raise UnknownSession("this runner has no such session")
         return session
 
-    def _current(self, name: str, epoch: int) -> _Session:
-        """The session, moved on to ``epoch``; anything older is stale."""
+    def _not_over(self, name: str, epoch: int) -> _Session:
+        """The session, unless ``epoch`` is older than its own."""
         session = self._find(name)
         if epoch < session.epoch:
             text = f"the session is in epoch {session.epoch}; epoch {epoch} is over"
             raise StateError(text, reason=Reason.STALE_EPOCH)
-        if epoch > session.epoch:
-            session.epoch = epoch
-            self.state.abandon(name)
         return session
 
+    def _current(self, name: str, epoch: int) -> _Session:
+        """The session, moved on to ``epoch``; anything older is stale."""
+        session = self._not_over(name, epoch)
+        if epoch > session.epoch:
+            self.state.abandon(name)
+            self._move_on(name, epoch)
+        return session
+
+    def _move_on(self, name: str, epoch: int) -> None:
+        """The session is in ``epoch`` with nothing staged."""
+        session = self._sessions[name]
+        session.epoch, session.cost_ms = epoch, 0.0
+        session.staged.clear()
+        self.undecided.discard(name)
+
     def _stage(self, name: str) -> Stage:
-        if name not in self._stages:
-            raise UnknownName(f"no stage is called {name!r} here.{nearest(name, self._stages)}")
-        return self._stages[name]
+        if name not in self.stages:
+            raise UnknownName(f"no stage is called {name!r} here.{nearest(name, self.stages)}")
+        return self.stages[name]
 
 
 def _build(name: str, factory: Factory | str, options: Mapping[str, Scalar], settings: RunnerSettings) -> Stage:
@@ -256,31 +360,24 @@ def _build(name: str, factory: Factory | str, options: Mapping[str, Scalar], set
     return stage
 
 
-def _run_one(name: str, stage: Stage, item: StageItem) -> Outputs:
-    """Run a batch of one; raises the item's own error, and any other as :class:`StageFailed`."""
-    try:
-        with torch.no_grad():
-            results = stage.run([item])
-    except (OmniLoopError, KeyboardInterrupt):
-        raise
-    except BaseException as e:  # SystemExit too: a model that exits must not take the runner along
-        raise _failed(name, e) from e
-    if len(results) != 1:
-        raise StageFailed(f"stage {name!r} gave {len(results)} results for 1 item", reason=Reason.BAD_OUTPUT)
-    result = results[0]
-    if isinstance(result, OmniLoopError):
-        raise result
-    if isinstance(result, BaseException):
-        raise _failed(name, result) from result
-    if not isinstance(result, Mapping):
-        text = f"stage {name!r} gave a {type(result).__name__}, not outputs by name"
-        raise StageFailed(text, reason=Reason.BAD_OUTPUT)
-    return result
-
-
-def _failed(name: str, error: BaseException) -> StageFailed:
-    """Public text names the kind of error only: a message may hold paths or another session's data."""
-    return StageFailed(f"stage {name!r} failed: {type(error).__name__}")
+def failure(request: int, command: Command, error: BaseException) -> Failed:
+    """The report of what a command met. Public text names the kind of a foreign error only: its message may hold
+    paths or another session's data."""
+    if isinstance(error, OmniLoopError):
+        detail = "".join(traceback.format_exception(error)) if error.__cause__ is not None else ""
+        return Failed(
+            request,
+            error.code,
+            error.reason,
+            error.retryable,
+            error.text,
+            detail,
+            error.retry_after_ms,
+            error.missing_bytes,
+        )
+    text = f"the runner failed at {type(command).__name__}: {type(error).__name__}"
+    detail = "".join(traceback.format_exception(error))
+    return Failed(request, StageFailed.code, StageFailed.reason, False, text, detail)
 
 
 def build(stages: Sequence[StageEntry], connector: Connector, settings: RunnerSettings) -> Runner:
@@ -297,6 +394,14 @@ def build(stages: Sequence[StageEntry], connector: Connector, settings: RunnerSe
     except BaseException as e:  # SystemExit too: see _run_one
         raise StageFailed(f"the stages cannot be built: {type(e).__name__}: {e}") from e
     return runner
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    """What came through a connector, as a tensor torch may read without a warning."""
+    if isinstance(value, torch.Tensor):
+        return value
+    array = as_numpy(value)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def stage_names(stages: Iterable[StageEntry]) -> frozenset[str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..connect.local import LocalConnector
-from ..errors import rebuild
+from ..errors import OmniLoopError, rebuild
 from ..messages import (
     CloseSession,
     Command,
@@ -17,10 +18,12 @@ from ..messages import (
     Failed,
     OpenSession,
     PayloadKey,
+    Report,
     ResetSession,
     RunStage,
     Scalar,
 )
+from ..runner.batcher import Batcher
 from ..runner.runner import Runner, RunnerSettings
 from ..runner.state import Budget
 from ..stage import Outputs, Payload, Stage, StageItem
@@ -47,6 +50,7 @@ class Driver:
         self._connector = LocalConnector()
         settings = RunnerSettings(budget=Budget(max_sessions=max_sessions))
         self._runner = Runner([(NAME, lambda: stage, {})], self._connector, settings)
+        self._batcher = Batcher(self._runner)
         self._requests = itertools.count(1)
         self._sessions: dict[str, tuple[int, str, int]] = {}  # seed, prompt, epoch
 
@@ -56,16 +60,27 @@ class Driver:
 
     def run(self, session: str, tick: int, ask: Ask) -> Outputs:
         """Run without deciding: :meth:`commit` or :meth:`discard` must follow."""
-        epoch, receipts = self._sessions[session][2], {}
-        for name, payload in ask.inputs.items():
-            key = PayloadKey(f"client.{name}>stage.{name}", session, epoch, tick)
-            receipts[name] = self._connector.put(key, payload)
-        try:
-            done = self._send(RunStage(session, epoch, tick, NAME, ask.op, ask.step, receipts, ask.params))
-            outputs = {name: self._connector.get(receipt) for name, receipt in done.outputs.items()}
-        finally:
+        result = self.together(tick, {session: ask})[session]
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def together(self, tick: int, asks: Mapping[str, Ask]) -> dict[str, Outputs | Exception]:
+        """Run the same tick of several sessions as the batches a runner makes of them, without deciding."""
+        requests = {}
+        for session, ask in asks.items():
+            requests[request := next(self._requests)] = session
+            self._batcher.add(request, self._command(session, tick, ask), time.monotonic_ns())
+        results: dict[str, Outputs | Exception] = {}
+        for report in itertools.chain.from_iterable(self._batcher.drain()):
+            try:
+                outputs = _done(report).outputs
+                results[requests[report.request]] = {n: self._connector.get(r) for n, r in outputs.items()}
+            except OmniLoopError as e:
+                results[requests[report.request]] = e
+        for session in asks:
             self._connector.cleanup_session(session)
-        return outputs
+        return results
 
     def commit(self, session: str, tick: int) -> None:
         self._send(Commit(session, self._sessions[session][2], tick, (NAME,)))
@@ -112,8 +127,26 @@ class Driver:
         assert self.blocks == 0
         assert self._connector.health().payloads == 0
 
+    def _command(self, session: str, tick: int, ask: Ask) -> RunStage:
+        """With its inputs put."""
+        epoch, receipts = self._sessions[session][2], {}
+        for name, payload in ask.inputs.items():
+            key = PayloadKey(f"client.{name}>stage.{name}", session, epoch, tick)
+            receipts[name] = self._connector.put(key, payload)
+        return RunStage(session, epoch, tick, NAME, ask.op, ask.step, receipts, ask.params)
+
     def _send(self, command: Command) -> Done:
-        report = self._runner.handle(next(self._requests), command)
-        if isinstance(report, Failed):
-            raise rebuild(report.code, report.reason, report.retryable, report.text)
-        return report
+        return _done(self._batcher.handle(next(self._requests), command))
+
+
+def _done(report: Report) -> Done:
+    if isinstance(report, Failed):
+        raise rebuild(
+            report.code,
+            report.reason,
+            report.retryable,
+            report.text,
+            report.retry_after_ms,
+            report.missing_bytes,
+        )
+    return report

@@ -34,6 +34,7 @@ from omni_loop.messages import (
     RunStage,
     Scalar,
 )
+from omni_loop.runner.batcher import Batcher
 from omni_loop.runner.runner import Runner, RunnerSettings, build
 from omni_loop.runner.state import Budget
 from omni_loop.stage import Payload, StageItem
@@ -49,10 +50,11 @@ class Bench:
         self.connector = connector or LocalConnector()
         settings = RunnerSettings(budget=budget or Budget())
         self.runner = build([(STAGE, factory, {})], self.connector, settings)
+        self.batcher = Batcher(self.runner)
         self.tick = 0
 
     def handle(self, command: Command) -> Report:
-        report = self.runner.handle(77, command)
+        report = self.batcher.handle(77, command)
         assert report.request == 77
         return report
 
@@ -273,7 +275,7 @@ class Odd:
 
 @pytest.mark.parametrize(
     "result",
-    [[], [{}, {}], [None], [{"y": np.zeros(3)}], [{"y": Payload(PayloadKind.HIDDEN, {"y": np.array([np.inf])})}]],
+    [None, [], [{}, {}], [None], [{"y": np.zeros(3)}], [{"y": Payload(PayloadKind.HIDDEN, {"y": np.array([np.inf])})}]],
 )
 def test_results_that_break_the_protocol_are_bad_output(result: Any) -> None:
     bench = Bench(lambda: Odd(lambda: result))
@@ -289,11 +291,12 @@ def test_large_finite_values_are_no_bad_output() -> None:
     bench.done(bench.run())
 
 
-def test_no_results_at_all_is_a_failure_of_the_runner_with_a_public_text() -> None:
-    bench = Bench(lambda: Odd(lambda: None))
+def test_a_payload_that_cannot_be_read_is_a_failure_of_the_runner_with_a_public_text() -> None:
+    broken: Any = Payload(PayloadKind.HIDDEN, None)  # type: ignore[arg-type]
+    bench = Bench(lambda: Odd(lambda: [{"y": broken}]))
     bench.done(OpenSession("s", 1, ""))
     report = bench.failed(bench.run())
-    assert report.text == "the runner failed at RunStage: TypeError"
+    assert report.text == "stage 'p/toy' failed: AttributeError"
     assert "Traceback" in report.detail
 
 

@@ -1,0 +1,409 @@
+"""What a runner does next: one class without threads, queues or sleep, driven by whoever has them.
+
+Commands of one session keep their order; those of different sessions meet in batches::
+
+    add -> the session's line -> its turn: a command that runs no stage -> at once
+                                           RunStage -> its stage's lane -> a batch, or a job that joins between passes
+
+A driver adds what has arrived, calls :meth:`Batcher.step` (at most one forward pass) and sends the reports, and sleeps
+for :meth:`Batcher.wait_s` when nothing is due. Every command is answered exactly once.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import Exhausted, OmniLoopError, Reason, StageFailed
+from ..messages import CloseSession, Command, Done, ForkSession, ReleasePayloads, Report, RunStage
+from ..stage import Job, Outputs, SteppedStage
+from .lane import Lane, Work
+from .runner import Runner, failure
+
+_SCARCE = (Reason.OUT_OF_BLOCKS, Reason.OUT_OF_BYTES)
+
+
+class Batcher:
+    """See the module's text. Not thread-safe. ``clock`` gives nanoseconds, as ``submitted`` of :meth:`add` are."""
+
+    def __init__(self, runner: Runner, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self._runner, self._clock = runner, clock
+        settings = runner.settings
+        self._max_batch, self._queue_ns = settings.max_batch, int(settings.queue_ms * 1e6)
+        wait_ns = int(settings.max_wait_ms * 1e6)
+        self._lanes = {name: Lane(name, stage, settings.max_batch, wait_ns) for name, stage in runner.stages.items()}
+        self._order = tuple(self._lanes.values())
+        self._turn = 0  # of the lane that is served next
+        self._lines: dict[str, deque[Work]] = {}  # unfinished commands by session, oldest first
+        self._now: deque[Work] = deque()  # runs no stage, and its turn has come
+        self._owed = False  # a forward pass, since commands went before it
+        self._count = 0
+        self._unfinished = 0
+        self._parked = 0
+        self._draining = False
+        self._reports: list[Report] = []
+
+    def add(self, request: int, command: Command, submitted: int) -> None:
+        """Take a command; a later :meth:`step` answers it."""
+        self._count += 1
+        self._unfinished += 1
+        work = Work(self._count, request, command, submitted)
+        first = True
+        for session in _sessions(command):
+            line = self._lines.get(session)
+            if line is None:
+                self._lines[session] = deque((work,))
+            else:
+                line.append(work)
+                first = False
+        if first:
+            self._admit(work)
+
+    def step(self) -> list[Report]:
+        """Execute the commands whose turn it is, or one forward pass; the answers there are."""
+        reports: list[Report] = []
+        self._reports = reports
+        if not self._now:
+            self._pass()
+            self._owed = False
+        elif self._owed and self._pass():
+            self._owed = False
+        else:
+            while self._now:
+                self._handle(self._now.popleft())
+            self._owed = True
+        if self._parked:
+            self._review()
+        return reports
+
+    def wait_s(self) -> float | None:
+        """How long nothing is due unless a command comes: 0 when something is, None when everything is answered."""
+        if not self._unfinished:
+            return None
+        if self._now:
+            return 0.0
+        now, until = self._clock(), None
+        for lane in self._order:
+            if lane.jobs:
+                return 0.0
+            if lane.waiting:
+                due = now if self._draining else lane.due(now)
+                until = due if until is None else min(until, due)
+            for work in lane.parked:
+                until = work.give_up if until is None else min(until, work.give_up)
+        return 0.0 if until is None else max(0, until - now) / 1e9
+
+    def drain(self) -> Iterator[list[Report]]:
+        """Step until everything is answered, waiting for nobody: no more commands will come meanwhile."""
+        self._draining = True
+        try:
+            while self._unfinished:
+                yield self.step()
+        finally:
+            self._draining = False
+
+    def handle(self, request: int, command: Command) -> Report:
+        """Answer one command, and all that were added before it, now."""
+        self.add(request, command, self._clock())
+        (report,) = [r for reports in self.drain() for r in reports if r.request == request]
+        return report
+
+    def _admit(self, work: Work) -> None:
+        """It is first in all its lines."""
+        work.turn = True
+        command = work.command
+        if type(command) is RunStage and (lane := self._lanes.get(command.stage)) is not None:
+            # What goes on from staged state would lose it in a batch that is split, and then run on other state.
+            work.solo = work.final = self._runner.continues(command)
+            insort(lane.waiting, work)
+        else:
+            self._now.append(work)
+
+    def _finish(self, work: Work, report: Report) -> None:
+        """Answer it; those behind it may have their turn."""
+        self._reports.append(report)
+        self._unfinished -= 1
+        for session in _sessions(work.command):
+            line = self._lines[session]
+            line.popleft()
+            if not line:
+                del self._lines[session]
+                continue
+            head = line[0]
+            if all(self._lines[s][0] is head for s in _sessions(head.command)):
+                head.ready = max(head.ready, self._clock())
+                self._admit(head)
+
+    def _handle(self, work: Work) -> None:
+        command = work.command
+        report = self._runner.handle(work.request, command, (self._clock() - work.ready) / 1e6)
+        if type(command) is CloseSession:
+            for lane in self._order:
+                lane.forget(command.session)
+        if self._parked and type(command) is not ReleasePayloads:
+            self._made_room()
+        self._finish(work, report)
+
+    # Forward passes.
+
+    def _pass(self) -> bool:
+        """One forward pass of the lane whose turn it is, round robin among those with work. False: none has any."""
+        lanes, now = self._order, self._clock()
+        for i in range(len(lanes)):
+            at = (self._turn + i) % len(lanes)
+            lane = lanes[at]
+            if lane.jobs or (lane.waiting and (self._draining or lane.due(now) <= now)):
+                self._turn = (at + 1) % len(lanes)
+                if lane.stepped is not None:
+                    self._advance(lane, lane.stepped)
+                else:
+                    self._run(lane, self._begun(lane))
+                return True
+        return False
+
+    def _begun(self, lane: Lane) -> list[Work]:
+        """Those of the lane that may run now, with open transactions."""
+        works = lane.take()
+        now = self._clock() if works else 0
+        for work in works:
+            work.began = work.began or now
+        return [work for work in works if self._prepare(work)]
+
+    def _prepare(self, work: Work) -> bool:
+        try:
+            work.item = self._runner.prepare(_run_of(work))
+        except Exception as e:
+            self._finish(work, failure(work.request, work.command, e))
+            return False
+        return True
+
+    def _run(self, lane: Lane, works: list[Work]) -> None:
+        """Run a batch to its end; when it fails as a whole, its halves."""
+        if not works:
+            return
+        if len(works) > 1:
+            for work in works:
+                work.company = True
+        begin = self._clock()
+        try:
+            with torch.no_grad():
+                results = lane.stage.run([work.item for work in works])
+            _check_count(lane.name, results, len(works))
+            self._synchronize()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as e:  # SystemExit too: a model that exits must not take the runner along
+            self._split(lane, works, e)
+            return
+        took = self._clock() - begin
+        for work, result in zip(works, results, strict=True):
+            work.model_ns = took
+            work.cost_ns = took / len(works)
+            self._settle(lane, work, result)
+
+    def _split(self, lane: Lane, works: list[Work], error: BaseException) -> None:
+        """A batch failed as a whole: undo it, and run its halves until the bad item is alone."""
+        if len(works) == 1:
+            self._fail(lane, works[0], error)
+            return
+        for work in works:
+            self._runner.undo(_run_of(work))
+        half = len(works) // 2
+        for part in (works[:half], works[half:]):
+            self._run(lane, [work for work in part if self._prepare(work)])
+
+    def _advance(self, lane: Lane, stage: SteppedStage) -> None:
+        """Let waiting items join, then one forward pass of all jobs."""
+        begin = self._clock()
+        joined = self._begun(lane)
+        works = lane.jobs
+        try:
+            with torch.no_grad():
+                for work in joined:
+                    try:
+                        work.job = stage.begin(work.item)
+                        works.append(work)
+                    except KeyboardInterrupt:
+                        raise
+                    except BaseException as e:
+                        self._fail(lane, work, e)
+                if not works:
+                    return
+                errors = stage.advance([_job_of(work) for work in works])
+            _check_count(lane.name, errors, len(works))
+            self._synchronize()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as e:  # what it did to the jobs is unknown: they begin anew
+            lane.jobs = []
+            self._split(lane, works, e)
+            return
+        took = self._clock() - begin
+        for work in works:
+            work.company = work.company or len(works) > 1
+            work.model_ns += took
+            work.cost_ns += took / len(works)
+        lane.jobs = [w for w, e in zip(works, errors, strict=True) if e is None and not _job_of(w).finished]
+        for work, error in zip(works, errors, strict=True):
+            if error is not None:
+                self._fail(lane, work, error)
+            elif _job_of(work).finished:
+                self._finish_job(lane, stage, work)
+
+    def _finish_job(self, lane: Lane, stage: SteppedStage, work: Work) -> None:
+        begin = self._clock()
+        try:
+            with torch.no_grad():
+                outputs = stage.finish(_job_of(work))
+            self._synchronize()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as e:
+            self._fail(lane, work, e)
+            return
+        took = self._clock() - begin
+        work.model_ns += took
+        work.cost_ns += took
+        self._settle(lane, work, outputs)
+
+    def _settle(self, lane: Lane, work: Work, result: Any) -> None:
+        """Answer an item with what it gave; if that is no good, it is as if it had never run."""
+        try:
+            outputs = _outputs(lane.name, result)
+            receipts = self._runner.complete(_run_of(work), outputs, work.cost_ns / 1e6)
+        except Exception as e:
+            self._fail(lane, work, e)
+            return
+        lane.served(work, self._clock())
+        if work.tried:
+            lane.room = True  # for one, so perhaps for the next
+        waited = (work.began - work.ready) / 1e6
+        self._finish(work, Done(work.request, receipts, work.model_ns / 1e6, waited))
+
+    def _fail(self, lane: Lane, work: Work, error: BaseException) -> None:
+        """Undo the item and answer it, or have it tried again when it found no room."""
+        self._runner.undo(_run_of(work))
+        work.item = work.job = None
+        work.model_ns = work.cost_ns = 0
+        if isinstance(error, Exhausted) and error.retryable and error.reason in _SCARCE and not work.final:
+            self._found_no_room(lane, work, error)
+            return
+        if self._parked:
+            self._made_room()
+        self._finish(work, failure(work.request, work.command, _public(lane.name, error)))
+
+    def _synchronize(self) -> None:
+        if self._runner.settings.device.startswith("cuda"):
+            torch.cuda.synchronize()
+
+    # Items that found no room.
+
+    def _found_no_room(self, lane: Lane, work: Work, error: Exhausted) -> None:
+        """In company it may have lacked what the others took: it is tried once alone. Alone it waits for room."""
+        work.error = error
+        work.give_up = work.give_up or self._clock() + self._queue_ns
+        if work.company:
+            work.company, work.solo = False, True
+            insort(lane.waiting, work)
+        else:
+            insort(lane.parked, work)
+            work.parked = True
+            self._parked += 1
+
+    def _made_room(self) -> None:
+        for lane in self._order:
+            lane.room = True
+
+    def _review(self) -> None:
+        """Of those that found no room: try the oldest of a stage when state was freed, refuse those whose time is
+        over, and the youngest when nothing they could wait for is left."""
+        now = self._clock()
+        for lane in self._order:
+            for work in [w for w in lane.parked if w.give_up <= now]:
+                self._refuse(lane, work)
+            if lane.room and lane.parked:
+                work = lane.parked[0]
+                self._unpark(lane, work)
+                work.solo = work.tried = True
+                insort(lane.waiting, work)
+            lane.room = False
+        while self._parked and not self._hope():
+            lane, work = max(((lane, lane.parked[-1]) for lane in self._order if lane.parked), key=lambda p: p[1])
+            self._refuse(lane, work)
+
+    def _hope(self) -> bool:
+        """Whether a session that does not itself wait for room has something undecided, or work to do."""
+        if any(line[0].turn and not line[0].parked for line in self._lines.values()):
+            return True
+        stuck = {_run_of(work).session for lane in self._order for work in lane.parked}
+        return not self._draining and not self._runner.undecided <= stuck
+
+    def _unpark(self, lane: Lane, work: Work) -> None:
+        lane.parked.remove(work)
+        work.parked = False
+        self._parked -= 1
+
+    def _refuse(self, lane: Lane, work: Work) -> None:
+        self._unpark(lane, work)
+        assert work.error is not None
+        if not work.error.retry_after_ms:
+            work.error.retry_after_ms = max(self._queue_ns / 1e6, 1.0)
+        self._finish(work, failure(work.request, work.command, work.error))
+
+
+def _sessions(command: Command) -> tuple[str, ...]:
+    """Whose order the command keeps. None: it is a ping."""
+    kind = type(command)
+    if kind is ReleasePayloads:
+        return tuple({key.session: None for key in command.keys})  # type: ignore[union-attr]
+    if kind is ForkSession and command.child != command.session:  # type: ignore[union-attr]
+        return command.session, command.child  # type: ignore[union-attr]
+    return (command.session,)  # type: ignore[union-attr]
+
+
+def _run_of(work: Work) -> RunStage:
+    assert isinstance(work.command, RunStage)
+    return work.command
+
+
+def _job_of(work: Work) -> Job:
+    assert work.job is not None
+    return work.job
+
+
+def _check_count(stage: str, results: Sequence[Any], items: int) -> None:
+    try:
+        count = len(results)
+    except TypeError:
+        text = f"stage {stage!r} gave a {type(results).__name__}, not a result per item"
+        raise StageFailed(text, reason=Reason.BAD_OUTPUT) from None
+    if count != items:
+        text = f"stage {stage!r} gave {count} results for {items} item{'s' * (items > 1)}"
+        raise StageFailed(text, reason=Reason.BAD_OUTPUT)
+
+
+def _outputs(stage: str, result: Any) -> Outputs:
+    """``result`` as outputs by name; raises the item's own error."""
+    if isinstance(result, BaseException):
+        raise _public(stage, result)
+    if not isinstance(result, Mapping):
+        text = f"stage {stage!r} gave a {type(result).__name__}, not outputs by name"
+        raise StageFailed(text, reason=Reason.BAD_OUTPUT)
+    return result
+
+
+def _public(stage: str, error: BaseException) -> OmniLoopError:
+    """A stage's own error, or one that says no more of a foreign one than its kind."""
+    if isinstance(error, OmniLoopError):
+        return error
+    if not isinstance(error, BaseException):
+        text = f"stage {stage!r} gave a {type(error).__name__}, not an error or None"
+        return StageFailed(text, reason=Reason.BAD_OUTPUT)
+    public = StageFailed(f"stage {stage!r} failed: {type(error).__name__}")
+    public.__cause__ = error
+    return public
