@@ -22,6 +22,7 @@ BENCHES = {
     "serve": "what the server adds to the models' forward passes; what it costs when idle",
     "tick": "whether a tick gets slower over a session of 1,000",
     "context": "progress and done of the context model on held-out episodes",
+    "recipes": "parts trained anew against the shipped ones (--checkpoints)",
 }
 
 

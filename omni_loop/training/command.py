@@ -6,7 +6,7 @@ import json
 import platform
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ def train(
         chosen = chosen.model_copy(update={"seed": seed})
     context = TrainContext(*demonstrations(chosen.demos, data, workers, console), out, _logger(part, console))
     trained = trainer.train(chosen, context)
-    made = card(trained, chosen, context)
+    made = card(trained, chosen, context, trainer.spread)
     folder = out / trained.part
     save(folder, trained.config, trained.tensors, made, card_text(made))
     console.print(f"{part}: wrote {folder}", highlight=False)
@@ -101,12 +101,15 @@ def _generate(demos: DemoSet, name: str, folder: Path, workers: int, console: Co
     console.print(f"demonstrations {name}: made {folder}", highlight=False)
 
 
-def card(trained: Trained, recipe: Recipe, context: TrainContext) -> dict[str, Any]:
+def card(
+    trained: Trained, recipe: Recipe, context: TrainContext, spread: Mapping[str, float] | None = None
+) -> dict[str, Any]:
     """What one must know to trust or repeat a checkpoint."""
     return {
         "part": trained.part,
         "observation": trained.observation,
         "metrics": trained.metrics,
+        "spread": dict(spread or {}),
         "data": {"demos": recipe.demos, "used": trained.data, **_sizes(context)},
         "seed": recipe.seed,
         "parameters": sum(t.numel() for t in trained.tensors.values() if t.is_floating_point()),
@@ -124,7 +127,7 @@ def _sizes(context: TrainContext) -> dict[str, int]:
 
 def card_text(made: dict[str, Any]) -> str:
     """The card as Markdown."""
-    rows = "\n".join(f"| {name} | {value} |" for name, value in made["metrics"].items())
+    rows = "\n".join(f"| {name} | {value} | {_worse(made, name)} |" for name, value in made["metrics"].items())
     return f"""# {made["part"]}
 
 Observation: {made["observation"]}.
@@ -133,8 +136,8 @@ Data: {made["data"]["used"]} ({made["data"]["demos"]}: {made["data"]["train_epis
 {made["parameters"]:,} parameters; seed {made["seed"]}; {made["wall_minutes"]} minutes, of which \
 {made["cpu_minutes"]} CPU minutes.
 
-| metric, on the test episodes | value |
-|---|---|
+| metric, on the test episodes | value | worse with another seed by at most |
+|---|---|---|
 {rows}
 
 Made by `omni-loop train {made["part"]}` from this recipe:
@@ -143,6 +146,11 @@ Made by `omni-loop train {made["part"]}` from this recipe:
 {json.dumps(made["recipe"], indent=1)}
 ```
 """
+
+
+def _worse(made: dict[str, Any], name: str) -> str:
+    spread = made.get("spread", {}).get(name)
+    return "" if spread is None else f"{spread:+g}"
 
 
 def _logger(part: str, console: Console) -> Callable[[str], None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -63,10 +63,15 @@ class Trained:
 
 @dataclass(frozen=True)
 class Trainer(Generic[R]):
-    """What a plug-in registers to train a part: the model of its recipe, and how."""
+    """What a plug-in registers to train a part: the model of its recipe, and how.
+
+    ``spread``: by how much a metric of the card may be worse with another seed; negative where higher is better
+    (-0.5: lower by 0.5), positive where lower is. ``omni-loop bench recipes`` holds new parts to it.
+    """
 
     recipe: type[R]
     train: Callable[[R, TrainContext], Trained]
+    spread: Mapping[str, float] = field(default_factory=dict)
 
 
 def begin(recipe: Recipe) -> torch.Generator:
