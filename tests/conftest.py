@@ -1,11 +1,57 @@
-"""Small models with random weights, saved as checkpoints: what they compute is meaningless, how they compute is not."""
+"""For the whole suite: books that balance after every test, and small models saved as checkpoints.
+
+The models have random weights: what they compute is meaningless, how they compute is not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+_KEEPERS = {"omni_loop.runner.kv_pool": "KVPool", "omni_loop.runner.state": "StateManager"}
+_alive: weakref.WeakSet[Any] = weakref.WeakSet()
+_watched: set[str] = set()
+
+
+@pytest.fixture(autouse=True)
+def books_balance() -> Iterator[None]:
+    """Every pool and state manager of this process that is still alive passes its own check after every test:
+    free + cached + owned = total, and reference counts equal the references held."""
+    for module, name in _KEEPERS.items():
+        if module in sys.modules and module not in _watched:  # not imported here: light tests load no torch
+            _watch(getattr(sys.modules[module], name))
+            _watched.add(module)
+    yield
+    for keeper in tuple(_alive):
+        _check(keeper)
+
+
+def _watch(kind: type[Any]) -> None:
+    make = kind.__init__
+
+    def recording(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        _alive.add(self)
+
+    kind.__init__ = recording  # type: ignore[misc]
+
+
+def _check(keeper: Any) -> None:
+    """The invariant holds between commands; a server's thread may still be at the last one."""
+    for attempt in range(20):
+        try:
+            keeper.check()
+            return
+        except Exception:
+            if attempt == 19:
+                raise
+            time.sleep(0.05)
 
 
 @pytest.fixture(scope="session")
