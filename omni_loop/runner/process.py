@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 
 import msgspec
@@ -250,10 +251,9 @@ def _child(pipe: Connection, encoded: bytes) -> None:
             pipe.send_bytes(pack(plan.request, Failed(plan.request, e.code, e.reason, e.retryable, e.text)))
             return
         pipe.send_bytes(pack(plan.request, Done(plan.request)))
-        try:
+        # When the parent dies nobody is left to answer, but what we hold must go.
+        with suppress(EOFError, BrokenPipeError):
             _serve(pipe, Batcher(runner))
-        except (EOFError, BrokenPipeError):
-            pass  # the parent died: nobody to answer, but what we hold must go
         runner.close()
     finally:
         connector.close()

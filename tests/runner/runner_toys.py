@@ -50,7 +50,8 @@ class Toy:
 
     def _one(self, item: StageItem) -> Outputs | Exception:
         state, mode = item.state, item.params.get("mode", "")
-        x = torch.as_tensor(item.inputs["observation"].arrays["x"])
+        given = item.inputs["observation"].arrays
+        x = torch.as_tensor(given["x"] if "x" in given else given["y"])  # y: what another toy gave
         y = x @ self.weight
         kv, mean, recent, ticks = state.kv("kv"), state.tensor("mean"), state.ring("recent"), state.counter("ticks")
         if item.params.get("rewind"):
