@@ -10,10 +10,12 @@ so a window slides without moving anything and a rollout has no last frame::
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import chain
 
 from ..errors import InvalidInput
+
+Runs = tuple[tuple[int, int], ...]
 
 
 class Provenance(IntEnum):
@@ -25,52 +27,64 @@ class Provenance(IntEnum):
     OBSERVED = 3
 
 
-@dataclass(slots=True)
-class Layout:
-    """Blocks held. ``window`` ends at position ``end``; ``sink`` begins at 0. All positions are in blocks."""
+_IMAGINED, _OBSERVED = Provenance.IMAGINED, Provenance.OBSERVED
 
-    sink: list[int] = field(default_factory=list)
-    window: list[int] = field(default_factory=list)
-    end: int = 0
-    observed: list[tuple[int, int]] = field(default_factory=list)  # runs [begin, end) of observed blocks, in order
+
+class Layout:
+    """Blocks held, oldest first: the first ``sink`` of them begin at position 0, the rest, the window, end at
+    position ``end``. ``observed`` are the runs [begin, end) of observed blocks, in order. All in blocks.
+
+    Never changed once committed, so that versions and forks share it.
+    """
+
+    __slots__ = ("blocks", "end", "observed", "sink")
+
+    def __init__(self, blocks: list[int], sink: int = 0, end: int = 0, observed: Runs = ()) -> None:
+        self.blocks, self.sink, self.end, self.observed = blocks, sink, end, observed
 
     def copy(self) -> Layout:
-        return Layout(self.sink.copy(), self.window.copy(), self.end, self.observed.copy())
+        return Layout(self.blocks.copy(), self.sink, self.end, self.observed)
+
+    @property
+    def window(self) -> int:
+        """Blocks behind the sink."""
+        return len(self.blocks) - self.sink
 
     @property
     def first(self) -> int:
         """Position of the window's first block."""
-        return self.end - len(self.window)
+        return self.end - len(self.blocks) + self.sink
 
     @property
     def observed_end(self) -> int:
         """Everything from here on is the imagined tail."""
         return self.observed[-1][1] if self.observed else 0
 
-    @property
-    def blocks(self) -> list[int]:
-        """Oldest first."""
-        return self.sink + self.window
+    def positions(self) -> list[int]:
+        """Of ``blocks``, in order."""
+        return [*range(self.sink), *range(self.first, self.end)]
 
 
 class BlockTable:
     """Made by a pool, changed only through it.
 
     ``committed`` is what the session has; the first change in a tick copies it to ``staged``. ``fresh`` are the
-    blocks the tick reserved, ``dropped`` those it no longer sees. Nothing is freed before commit or discard, so
-    whatever was read during a tick keeps its content until the tick is decided.
+    blocks the tick took, ``dropped`` those it no longer sees. Nothing is freed before commit or discard, so whatever
+    was read during a tick keeps its content until the tick is decided. ``kept`` are blocks of earlier versions that
+    later ones dropped, with how often that happened: a shared prefix may come and go.
     """
 
-    __slots__ = ("committed", "dropped", "fresh", "scratch_blocks", "sink_blocks", "staged", "window_blocks")
+    __slots__ = ("committed", "dropped", "fresh", "kept", "scratch_blocks", "sink_blocks", "staged", "window_blocks")
 
     def __init__(self, sink_blocks: int, window_blocks: int, scratch_blocks: int) -> None:
         self.sink_blocks = sink_blocks
         self.window_blocks = window_blocks
         self.scratch_blocks = scratch_blocks
-        self.committed = Layout()
+        self.committed = Layout([])
         self.staged: Layout | None = None
         self.fresh: dict[int, Provenance] = {}  # block -> what it becomes at commit
         self.dropped: list[int] = []
+        self.kept: dict[int, int] = {}
 
     @property
     def layout(self) -> Layout:
@@ -79,66 +93,122 @@ class BlockTable:
 
     @property
     def references(self) -> list[int]:
-        """Every block this table keeps from being freed."""
-        return [*self.committed.blocks, *self.fresh]
+        """Every block this table keeps from being freed, as often as it counts."""
+        kept = chain.from_iterable([block] * n for block, n in self.kept.items())
+        return [*self.committed.blocks, *self.fresh, *kept]
 
     def append(self, blocks: Sequence[int], imagined: bool) -> None:
         """Stage ``blocks`` at the end; the window slides."""
-        layout = self._stage()
-        into_sink = max(0, min(self.sink_blocks - layout.end, len(blocks)))
-        layout.sink += blocks[:into_sink]
-        layout.window += blocks[into_sink:]
+        layout = self.staged or self._stage()
+        begin = layout.end
+        end = layout.end = begin + len(blocks)
+        layout.blocks += blocks
+        if begin < self.sink_blocks:
+            layout.sink = min(self.sink_blocks, end)
         if not imagined:
-            begin = layout.observed.pop()[0] if layout.observed_end == layout.end > 0 else layout.end
-            layout.observed.append((begin, layout.end + len(blocks)))
-        layout.end += len(blocks)
-        provenance = Provenance.IMAGINED if imagined else Provenance.OBSERVED
+            runs = layout.observed
+            if runs and runs[-1][1] == begin:
+                layout.observed = (*runs[:-1], (runs[-1][0], end))
+            else:
+                layout.observed = (*runs, (begin, end))
+        provenance = _IMAGINED if imagined else _OBSERVED
         for block in blocks:
             self.fresh[block] = provenance
-        self._drop_window(len(layout.window) - self.window_blocks)
+        if (n := len(layout.blocks) - layout.sink - self.window_blocks) > 0:
+            self._drop_window(layout, n)
 
     def drop_before(self, position: int) -> None:
         """Stage dropping what lies behind the sink and before ``position``."""
-        layout = self._stage()
-        self._drop_window(min(position, layout.end) - layout.first)
+        layout = self.staged or self._stage()
+        if (n := min(position, layout.end) - layout.first) > 0:
+            self._drop_window(layout, n)
 
     def truncate(self, end: int) -> None:
         """Stage dropping every block at a position >= ``end`` that is still held."""
         if not 0 <= end <= self.layout.end:
             raise InvalidInput(f"cannot truncate to block {end}: the table ends at block {self.layout.end}")
-        layout = self._stage()
-        keep = max(0, end - layout.first)
-        self.dropped += layout.window[keep:] + layout.sink[end:]
-        del layout.window[keep:], layout.sink[end:]
+        layout = self.staged or self._stage()
+        keep = layout.sink + end - layout.first if end > layout.first else min(layout.sink, end)
+        self.dropped += layout.blocks[keep:]
+        del layout.blocks[keep:]
+        layout.sink = min(layout.sink, keep)
         layout.end = end
-        while layout.observed_end > end:
-            begin = layout.observed.pop()[0]
-            if begin < end:
-                layout.observed.append((begin, end))
+        if layout.observed_end > end:
+            layout.observed = tuple((a, min(b, end)) for a, b in layout.observed if a < end)
+
+    def adopt(self, blocks: Sequence[int]) -> list[int]:
+        """Append committed, observed ``blocks`` of somebody else; returns those on which this takes a reference: a
+        block that the tick dropped is simply not dropped."""
+        taken = [block for block in blocks if block not in self.dropped]
+        for block in blocks:
+            if block in self.dropped:
+                self.dropped.remove(block)
+        staged = self.fresh
+        self.fresh = {}
+        self.append(blocks, imagined=False)
+        self.fresh = {**staged, **dict.fromkeys(taken, _OBSERVED)}
+        return taken
 
     def settle(self, commit: bool) -> tuple[dict[int, Provenance], list[int]]:
-        """End the tick. Returns the blocks it reserved and, of all blocks referenced before, those to release."""
+        """End the tick. Returns the blocks it took and those it no longer holds."""
         fresh, release = self.fresh, self.dropped if commit else list(self.fresh)
         if commit and self.staged is not None:
             self.committed = self.staged
         self.staged, self.fresh, self.dropped = None, {}, []
         return fresh, release
 
+    def keep(self, blocks: Sequence[int]) -> None:
+        """Hold on to ``blocks`` that the committed layout has dropped, for earlier versions."""
+        kept = self.kept
+        for block in blocks:
+            kept[block] = kept.get(block, 0) + 1
+
+    def forget(self, blocks: Sequence[int]) -> None:
+        """The reverse of :meth:`keep`."""
+        kept = self.kept
+        for block in blocks:
+            if kept[block] == 1:
+                del kept[block]
+            else:
+                kept[block] -= 1
+
+    def rewind(self, layout: Layout, kept: Sequence[int]) -> list[int]:
+        """Between ticks: go back to an earlier version's ``layout``. ``kept`` are the blocks that versions from that
+        one on have dropped. Returns the references that are no longer held."""
+        needed = set(layout.blocks)
+        released = []
+        for block in chain(kept, self.committed.blocks):
+            if block in needed:
+                needed.remove(block)
+            else:
+                released.append(block)
+        self.forget(kept)
+        self.committed = layout
+        return released
+
+    def clear(self) -> list[int]:
+        """Hold nothing any more; returns what was held."""
+        released = self.references
+        self.committed, self.staged = Layout([]), None
+        self.fresh, self.dropped, self.kept = {}, [], {}
+        return released
+
+    def sees(self) -> chain[int]:
+        """Blocks the committed and the staged layout name."""
+        return chain(self.committed.blocks, self.staged.blocks if self.staged else ())
+
     def _stage(self) -> Layout:
-        if self.staged is None:
-            self.staged = self.committed.copy()
+        self.staged = self.committed.copy()
         return self.staged
 
-    def _drop_window(self, n: int) -> None:
-        if n <= 0:
-            return
-        layout = self._stage()
-        self.dropped += layout.window[:n]
-        del layout.window[:n]
+    def _drop_window(self, layout: Layout, n: int) -> None:
+        gone = slice(layout.sink, layout.sink + n)
+        self.dropped += layout.blocks[gone]
+        del layout.blocks[gone]
         if len(layout.observed) > 1:
-            self._join_runs(layout)
+            layout.observed = self._join_runs(layout)
 
-    def _join_runs(self, layout: Layout) -> None:
+    def _join_runs(self, layout: Layout) -> Runs:
         """Join runs between which nothing is held any more, so that their number is bounded by what is held."""
         runs: list[tuple[int, int]] = []
         for begin, end in layout.observed:
@@ -146,4 +216,4 @@ class BlockTable:
                 runs[-1] = (runs[-1][0], end)
             else:
                 runs.append((begin, end))
-        layout.observed = runs
+        return tuple(runs)

@@ -7,41 +7,86 @@ written only while its stage runs.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import InvalidInput, Reason, StageFailed, StateError, TensorError
-from ..stage import CounterSpec, KVSpec, RingSpec, TensorSpec
-from .kv_pool import KVPool
+from ..stage import CounterSpec, RingSpec, TensorSpec
+from .ledger import Account
 
 
 class Scope:
-    """Whether the stage is running, for all its cells at once."""
+    """Whether the stage is running, for all its cells at once, and which of them it wrote to."""
 
-    __slots__ = ("open",)
+    __slots__ = ("open", "written")
 
     def __init__(self) -> None:
         self.open = False
+        self.written: list[Cell] = []
 
-    def check(self, name: str) -> None:
+    def write(self, cell: Cell) -> None:
+        """Raises StateError when the stage does not run."""
         if not self.open:
-            raise StateError(f"state {name!r} can be changed only while its stage runs")
+            raise StateError(f"state {cell.name!r} can be changed only while its stage runs")
+        if cell not in self.written:
+            self.written.append(cell)
 
 
-class Cell(Protocol):
-    """What the manager needs of every typed state."""
+class Cell(ABC):
+    """What the manager needs of every typed state. ``value`` is what is committed: never changed in place, so that
+    versions and forks share it. Its elements (blocks, tensors) that a newer value lacks are *dropped*: they are
+    :meth:`keep`-ed while an older version needs them."""
 
-    def settle(self, commit: bool) -> None:
-        """End the tick: keep what it staged, or forget it. Cannot fail."""
+    __slots__ = ("_scope", "name", "value")
+    value: Any
 
+    def __init__(self, name: str, scope: Scope) -> None:
+        self.name, self._scope = name, scope
+
+    @abstractmethod
+    def commit(self) -> Sequence[Any]:
+        """What is staged becomes the value. Returns what it dropped, for :meth:`keep` or :meth:`drop`. Cannot fail."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Forget what is staged. Cannot fail."""
+
+    @abstractmethod
+    def elements(self, value: Any) -> Sequence[Any]:
+        """What ``value`` consists of."""
+
+    @abstractmethod
+    def keep(self, dropped: Sequence[Any]) -> None:
+        """Elements are needed by a version that is kept."""
+
+    @abstractmethod
+    def forget(self, dropped: Sequence[Any]) -> None:
+        """The version that needed elements :meth:`keep`-ed for it is gone."""
+
+    @abstractmethod
+    def drop(self, dropped: Sequence[Any]) -> None:
+        """No version needs the elements that :meth:`commit` returned."""
+
+    def rewind(self, value: Any, kept: Sequence[Any]) -> None:
+        """Between ticks: take an older value back; ``kept`` is all that was kept for it and for newer ones."""
+        self.forget(kept)
+        self.value = value
+
+    @abstractmethod
+    def copy_to(self, other: Any) -> None:
+        """Give a fresh cell of the same spec this one's value, by reference."""
+
+    @abstractmethod
     def reset(self) -> None:
-        """As freshly opened."""
+        """As freshly opened, with nothing staged or kept."""
 
     def free(self) -> None:
         """Give back what it holds; the cell must not be used again."""
+        self.reset()
 
 
 def torch_dtype(name: str, owner: str) -> torch.dtype:
@@ -59,7 +104,7 @@ def is_finite(tensor: Tensor) -> bool:
     return (isinstance(total, float) and math.isfinite(total)) or bool(torch.isfinite(tensor).all())
 
 
-def _value(name: str, value: Any, shape: tuple[int, ...], like: Tensor) -> Tensor:
+def checked(name: str, value: Any, shape: tuple[int, ...], like: Tensor) -> Tensor:
     """``value`` as a tensor of ``like``'s dtype and device; raises what is wrong with it."""
     tensor = torch.as_tensor(value).detach()
     if tuple(tensor.shape) != shape:
@@ -72,172 +117,175 @@ def _value(name: str, value: Any, shape: tuple[int, ...], like: Tensor) -> Tenso
     return tensor
 
 
-class KVCell:
-    """:class:`~omni_loop.stage.PagedKV` on a table of a pool. Lengths and positions are in tokens."""
+class _Tensors(Cell):
+    """A cell whose elements are tensors of one size. What is committed and staged was reserved at opening; what
+    versions keep besides goes to the account, every storage once."""
 
-    __slots__ = ("_gathered", "_name", "_pool", "_scope", "_table")
+    __slots__ = ("_account", "_like", "_nbytes")
 
-    def __init__(self, name: str, pool: KVPool, scope: Scope) -> None:
-        self._name, self._pool, self._scope = name, pool, scope
-        self._table = pool.open()
-        self._gathered: Tensor | None = None
-
-    @property
-    def length(self) -> int:
-        layout = self._table.layout
-        return (len(layout.sink) + len(layout.window)) * self._pool.spec.block_size
+    def __init__(self, name: str, spec: TensorSpec | RingSpec, scope: Scope, account: Account) -> None:
+        super().__init__(name, scope)
+        self._account = account
+        self._like = torch.empty(0, dtype=torch_dtype(spec.dtype, name), device=account.device)
+        self._nbytes = math.prod(spec.shape) * self._like.itemsize
 
     @property
-    def total(self) -> int:
-        return self._table.layout.end * self._pool.spec.block_size
+    def like(self) -> Tensor:
+        """An empty tensor of the dtype and on the device of what this holds."""
+        return self._like
 
-    @property
-    def sink_length(self) -> int:
-        return len(self._table.layout.sink) * self._pool.spec.block_size
+    def keep(self, dropped: Sequence[Tensor]) -> None:
+        self._account.hold(dropped, self._nbytes)
 
-    def gather(self) -> Tensor:
-        # Denoise steps of one tick read the same context again and again.
-        if self._gathered is None:
-            self._gathered = self._pool.gather(self._table)
-        return self._gathered
+    def forget(self, dropped: Sequence[Tensor]) -> None:
+        self._account.release(dropped, self._nbytes)
 
-    def append(self, kv: Any, imagined: bool = False) -> None:
-        self._scope.check(self._name)
-        spec: KVSpec = self._pool.spec
-        given = torch.as_tensor(kv)
-        tokens = given.shape[2] if given.ndim == 5 else 0
-        shape = (spec.layers, 2, tokens, spec.kv_heads, spec.head_dim)
-        tensor = _value(self._name, given, shape, self._pool.storage)
-        if tokens == 0 or tokens % spec.block_size:
-            raise TensorError(
-                f"state {self._name!r} takes whole blocks of {spec.block_size} tokens, not {tokens} tokens"
-            )
-        self._gathered = None
-        blocks = self._pool.reserve(self._table, tokens // spec.block_size, imagined)
-        self._pool.write(blocks, tensor)
-
-    def truncate(self, total: int) -> None:
-        self._scope.check(self._name)
-        block, rest = divmod(total, self._pool.spec.block_size)
-        if rest or not 0 <= total <= self.total:
-            size = self._pool.spec.block_size
-            raise InvalidInput(
-                f"state {self._name!r} can be truncated to multiples of {size} from 0 to {self.total}, not to {total}"
-            )
-        self._gathered = None
-        self._pool.truncate(self._table, block)
-
-    def drop_imagined(self) -> int:
-        self.truncate(self._table.layout.observed_end * self._pool.spec.block_size)
-        return self.total
-
-    def settle(self, commit: bool) -> None:
-        self._gathered = None
-        if commit:
-            self._pool.commit(self._table)
-        else:
-            self._pool.discard(self._table)
-
-    def reset(self) -> None:
-        self._gathered = None
-        self._pool.reset(self._table)
-
-    def free(self) -> None:
-        self._gathered = None
-        self._pool.free(self._table)
+    def drop(self, dropped: Sequence[Tensor]) -> None:
+        pass  # they were never in the account, and Python frees them
 
 
-class TensorCell:
+class TensorCell(_Tensors):
     """:class:`~omni_loop.stage.TensorState`. ``set`` copies, so the stage may reuse what it gave."""
 
-    __slots__ = ("_committed", "_fill", "_name", "_scope", "_spec", "_staged")
+    __slots__ = ("_spec", "_staged")
 
-    def __init__(self, name: str, spec: TensorSpec, scope: Scope, device: torch.device | str) -> None:
-        self._name, self._spec, self._scope = name, spec, scope
-        self._fill = torch.full(spec.shape, spec.fill, dtype=torch_dtype(spec.dtype, name), device=device)
-        self._committed = self._fill
+    def __init__(self, name: str, spec: TensorSpec, scope: Scope, account: Account) -> None:
+        super().__init__(name, spec, scope, account)
+        self._spec = spec
+        self.value: Tensor | None = None  # None: never set
         self._staged: Tensor | None = None
 
     def get(self) -> Tensor:
-        return self._committed if self._staged is None else self._staged
+        if self._staged is not None:
+            return self._staged
+        return self._fill() if self.value is None else self.value
+
+    def _fill(self) -> Tensor:
+        return torch.full(self._spec.shape, self._spec.fill, dtype=self._like.dtype, device=self._like.device)
 
     def set(self, value: Any) -> None:
-        self._scope.check(self._name)
-        self._staged = _value(self._name, value, self._spec.shape, self._fill).clone()
+        self._scope.write(self)
+        self._staged = checked(self.name, value, self._spec.shape, self._like).clone()
 
-    def settle(self, commit: bool) -> None:
-        if commit and self._staged is not None:
-            self._committed = self._staged
+    def export(self) -> Tensor:
+        """A copy of what is committed."""
+        return self._fill() if self.value is None else self.value.clone()
+
+    def commit(self) -> Sequence[Tensor]:
+        if self._staged is None:
+            return ()
+        old, self.value, self._staged = self.value, self._staged, None
+        return self.elements(old)
+
+    def discard(self) -> None:
         self._staged = None
 
+    def elements(self, value: Tensor | None) -> Sequence[Tensor]:
+        return () if value is None else (value,)
+
+    def copy_to(self, other: TensorCell) -> None:
+        other.value = self.value
+
     def reset(self) -> None:
-        self._committed, self._staged = self._fill, None
-
-    def free(self) -> None:
-        self.reset()
+        self.value, self._staged = None, None
 
 
-class RingCell:
-    """:class:`~omni_loop.stage.Ring`. ``push`` copies."""
+class RingCell(_Tensors):
+    """:class:`~omni_loop.stage.Ring`. ``push`` copies, but not what the ring itself holds."""
 
-    __slots__ = ("_committed", "_like", "_name", "_scope", "_spec", "_staged")
+    __slots__ = ("_spec", "_staged")
 
-    def __init__(self, name: str, spec: RingSpec, scope: Scope, device: torch.device | str) -> None:
-        self._name, self._spec, self._scope = name, spec, scope
-        self._like = torch.empty(0, dtype=torch_dtype(spec.dtype, name), device=device)
-        self._committed: tuple[Tensor, ...] = ()
-        self._staged: tuple[Tensor, ...] | None = None
+    def __init__(self, name: str, spec: RingSpec, scope: Scope, account: Account) -> None:
+        super().__init__(name, spec, scope, account)
+        self._spec = spec
+        self.value: tuple[Tensor, ...] = ()
+        self._staged: list[Tensor] | None = None
 
     def items(self) -> Sequence[Tensor]:
-        return self._committed if self._staged is None else self._staged
+        return self.value if self._staged is None else tuple(self._staged)
 
     def push(self, item: Any) -> None:
-        self._scope.check(self._name)
-        tensor = _value(self._name, item, self._spec.shape, self._like).clone()
-        self._staged = (*self.items(), tensor)[-self._spec.capacity :]
+        self._scope.write(self)
+        if not any(item is known for known in self.value):  # what was committed is sound and never written to
+            item = checked(self.name, item, self._spec.shape, self._like).clone()
+        if self._staged is None:
+            self._staged = list(self.value)
+        self._staged.append(item)
+        if len(self._staged) > self._spec.capacity:
+            del self._staged[0]
 
     def clear(self) -> None:
-        self._scope.check(self._name)
-        self._staged = ()
+        self._scope.write(self)
+        self._staged = []
 
-    def settle(self, commit: bool) -> None:
-        if commit and self._staged is not None:
-            self._committed = self._staged
+    def export(self) -> Tensor:
+        """A copy of what is committed: ``[n, *shape]``."""
+        return torch.stack(self.value) if self.value else self._like.new_empty((0, *self._spec.shape))
+
+    def commit(self) -> Sequence[Tensor]:
+        if self._staged is None:
+            return ()
+        old, self.value, self._staged = self.value, tuple(self._staged), None
+        if not old:
+            return ()
+        held = set(map(id, self.value))
+        return [item for item in old if id(item) not in held]
+
+    def discard(self) -> None:
         self._staged = None
 
+    def elements(self, value: tuple[Tensor, ...]) -> Sequence[Tensor]:
+        return value
+
+    def copy_to(self, other: RingCell) -> None:
+        other.value = self.value
+
     def reset(self) -> None:
-        self._committed, self._staged = (), None
-
-    def free(self) -> None:
-        self.reset()
+        self.value, self._staged = (), None
 
 
-class CounterCell:
+class CounterCell(Cell):
     """:class:`~omni_loop.stage.Counter`."""
 
-    __slots__ = ("_committed", "_name", "_scope", "_spec", "_staged")
+    __slots__ = ("_spec", "_staged")
 
     def __init__(self, name: str, spec: CounterSpec, scope: Scope) -> None:
-        self._name, self._spec, self._scope = name, spec, scope
-        self._committed = spec.start
+        super().__init__(name, scope)
+        self._spec = spec
+        self.value: int = spec.start
         self._staged: int | None = None
 
     def get(self) -> int:
-        return self._committed if self._staged is None else self._staged
+        return self.value if self._staged is None else self._staged
 
     def set(self, value: int) -> None:
-        self._scope.check(self._name)
+        self._scope.write(self)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise InvalidInput(f"counter {self._name!r} takes an int, not {type(value).__name__}")
+            raise InvalidInput(f"counter {self.name!r} takes an int, not {type(value).__name__}")
         self._staged = value
 
-    def settle(self, commit: bool) -> None:
-        if commit and self._staged is not None:
-            self._committed = self._staged
+    def commit(self) -> Sequence[Any]:
+        if self._staged is not None:
+            self.value, self._staged = self._staged, None
+        return ()
+
+    def discard(self) -> None:
         self._staged = None
 
-    def reset(self) -> None:
-        self._committed, self._staged = self._spec.start, None
+    def elements(self, value: int) -> Sequence[Any]:
+        return ()
 
-    def free(self) -> None:
-        self.reset()
+    def keep(self, dropped: Sequence[Any]) -> None:
+        pass  # a number has no elements
+
+    def forget(self, dropped: Sequence[Any]) -> None:
+        pass
+
+    def drop(self, dropped: Sequence[Any]) -> None:
+        pass
+
+    def copy_to(self, other: CounterCell) -> None:
+        other.value = self.value
+
+    def reset(self) -> None:
+        self.value, self._staged = self._spec.start, None

@@ -7,7 +7,7 @@ the model gives them (un-roped). A committed block is never written again, so a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,11 @@ from torch import Tensor
 
 from ..errors import Code, Exhausted, OmniLoopError, StateError, TensorError
 from ..stage import KVSpec
-from .block_table import BlockTable, Provenance
+from .block_table import BlockTable, Layout, Provenance
+from .prefixes import Prefixes
+
+_FREE, _SCRATCH = Provenance.FREE, Provenance.SCRATCH
+_IMAGINED, _OBSERVED = Provenance.IMAGINED, Provenance.OBSERVED
 
 
 class PoolCorrupt(OmniLoopError):
@@ -26,13 +30,16 @@ class PoolCorrupt(OmniLoopError):
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """``references`` exceeds ``owned`` by what forks share. All counts are of blocks but ``tables`` and bytes."""
+    """All counts are of blocks but ``tables``, ``prefixes`` and bytes. ``cached`` blocks are held by shared prefixes
+    alone and given up when blocks are needed; ``owned`` by tables. ``references`` exceeds them by what is shared."""
 
     total: int
     free: int
+    cached: int
     owned: int
     references: int
     tables: int
+    prefixes: int
     owned_bytes: int
     total_bytes: int
 
@@ -48,20 +55,26 @@ class KVPool:
         name: str = "kv",
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        make_room: Callable[[int], float] | None = None,
     ) -> None:
+        """``make_room(n)`` is asked to free ``n`` blocks when they are missing; it answers after how many ms a retry
+        may find them."""
         if num_blocks < 1:
             raise ValueError(f"pool {name!r} needs at least one block, not {num_blocks}")
         self.name = name
         self.spec = spec
         self.num_blocks = num_blocks
+        self.make_room = make_room
         shape = (spec.layers, 2, num_blocks, spec.block_size, spec.kv_heads, spec.head_dim)
         # Pages of memory nobody wrote to cost nothing, and nothing is read that was not written.
         self.storage = torch.empty(shape, dtype=dtype, device=device)
         self.block_bytes = block_bytes(spec, dtype)
         self._references = [0] * num_blocks
-        self._provenance = [Provenance.FREE] * num_blocks
+        self._provenance = [_FREE] * num_blocks
         self._free = dict.fromkeys(range(num_blocks - 1, -1, -1))  # ordered; the last one is taken first
         self._shares = 0  # sum of all reference counts
+        self._cached = 0  # blocks that only the prefixes hold
+        self._prefixes = Prefixes()
         self._tables: dict[int, BlockTable] = {}
 
     def open(self, sink_blocks: int | None = None, window_blocks: int | None = None) -> BlockTable:
@@ -76,29 +89,15 @@ class KVPool:
         """Stage ``n`` blocks at the table's end: all of them or none.
 
         Raises:
-            Exhausted: the pool has fewer free, or one tick may not stage so many.
+            Exhausted: the pool has fewer and nobody can give up any, or one tick may not stage so many.
         """
         if len(table.fresh) + n > table.scratch_blocks:
             text = f"one tick may stage {table.scratch_blocks} blocks of {self.name!r}, not {len(table.fresh) + n}"
             raise Exhausted(text, retryable=False)
-        if (missing := n - len(self._free)) > 0:
-            raise Exhausted(f"KV pool {self.name!r} lacks {missing} of {n} blocks ({self.num_blocks} in all)")
-        layout = table.layout
-        tail = layout.window or layout.sink
-        follow = tail[-1] + 1 if tail else -1
-        blocks = []
-        for _ in range(n):
-            # Storage neighbours of one table make its gather a view.
-            if follow in self._free:
-                block = follow
-                del self._free[block]
-            else:
-                block = self._free.popitem()[0]
-            self._references[block] = 1
-            self._provenance[block] = Provenance.SCRATCH
-            blocks.append(block)
-            follow = block + 1
-        self._shares += n
+        if n > len(self._free):
+            self._find_room(n)
+        held = table.layout.blocks
+        blocks = self._take(n, held[-1] + 1 if held else -1)
         table.append(blocks, imagined)
         return blocks
 
@@ -107,7 +106,7 @@ class KVPool:
         spec, n = self.spec, len(blocks)
         if tuple(kv.shape) != (want := (spec.layers, 2, n * spec.block_size, spec.kv_heads, spec.head_dim)):
             raise TensorError(f"{n} blocks of {self.name!r} take a tensor of shape {want}, not {tuple(kv.shape)}")
-        if any(self._provenance[b] is not Provenance.SCRATCH for b in blocks):
+        if any(self._provenance[b] is not _SCRATCH for b in blocks):
             raise StateError(
                 f"only blocks reserved in this tick may be written; {list(blocks)} of {self.name!r} are not"
             )
@@ -116,17 +115,23 @@ class KVPool:
             if (first := _run(blocks)) is not None:
                 self.storage[:, :, first : first + n].copy_(source)
             else:
-                self.storage[:, :, self._index(blocks)] = source.to(self.storage)
+                self.storage[:, :, self.index(blocks)] = source.to(self.storage)
 
     def gather(self, table: BlockTable) -> Tensor:
         """``[layers, 2, tokens, kv_heads, head_dim]``, oldest first: a view when the blocks are neighbours, else one
         copy. Read-only, and valid until the tick is decided."""
-        blocks = table.layout.blocks
+        return self.read(table.layout.blocks).flatten(2, 3)
+
+    def read(self, blocks: Sequence[int]) -> Tensor:
+        """``[layers, 2, n, block_size, kv_heads, head_dim]`` of ``blocks``, which must be held: as :meth:`gather`."""
         if not blocks:
-            return self.storage[:, :, :0].flatten(2, 3)
+            return self.storage[:, :, :0]
         if (first := _run(blocks)) is not None:
-            return self.storage[:, :, first : first + len(blocks)].flatten(2, 3)
-        return self.storage.index_select(2, self._index(blocks)).flatten(2, 3)
+            return self.storage[:, :, first : first + len(blocks)]
+        return self.storage.index_select(2, self.index(blocks))
+
+    def index(self, blocks: Sequence[int]) -> Tensor:
+        return torch.tensor(blocks, device=self.storage.device)
 
     def truncate(self, table: BlockTable, end: int) -> None:
         """Stage dropping every block at a position >= ``end`` (in blocks): rollback and rewind."""
@@ -136,16 +141,57 @@ class KVPool:
         """Stage dropping blocks before ``position`` (in blocks) that are not in the sink."""
         table.drop_before(position)
 
+    def share(self, table: BlockTable, key: bytes) -> bool:
+        """Stage the blocks of the prefix ``key`` at the end of an empty table; False when nobody published it."""
+        if (blocks := self._prefixes.find(key)) is None:
+            return False
+        if len(table.fresh) + len(blocks) > table.scratch_blocks:
+            text = f"one tick may stage {table.scratch_blocks} blocks of {self.name!r}, not {len(blocks)} of a prefix"
+            raise Exhausted(text, retryable=False)
+        for block in (taken := table.adopt(blocks)):
+            if self._references[block] == 1:
+                self._cached -= 1
+            self._references[block] += 1
+        self._shares += len(taken)
+        return True
+
+    def publish(self, key: bytes, blocks: Sequence[int]) -> None:
+        """Blocks reserved and written in this tick are the prefix ``key``, whatever becomes of the tick."""
+        if any(self._provenance[b] is not _SCRATCH for b in blocks):
+            raise StateError(f"only blocks reserved in this tick can begin a prefix of {self.name!r}")
+        for block in blocks:
+            self._provenance[block] = _OBSERVED
+            self._references[block] += 1
+        self._shares += len(blocks)
+        self._prefixes.add(key, blocks)
+
     def commit(self, table: BlockTable) -> None:
         """Make what the tick staged permanent and free what it dropped."""
-        fresh, release = table.settle(commit=True)
-        for block, provenance in fresh.items():
-            self._provenance[block] = provenance
-        self._release(release)
+        self._release(self.settle(table))
+
+    def settle(self, table: BlockTable) -> list[int]:
+        """As :meth:`commit`, but the blocks that were committed and are dropped keep their references, which the
+        caller gives back or has the table keep."""
+        fresh, dropped = table.settle(commit=True)
+        provenance = self._provenance
+        for block, kind in fresh.items():
+            provenance[block] = kind
+        if not dropped or fresh.keys().isdisjoint(dropped):
+            return dropped
+        self._release([block for block in dropped if block in fresh])  # staged and dropped in the same tick
+        return [block for block in dropped if block not in fresh]
 
     def discard(self, table: BlockTable) -> None:
         """Undo what the tick staged."""
         self._release(table.settle(commit=False)[1])
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Give back one reference on each of ``blocks``."""
+        self._release(blocks)
+
+    def rewind(self, table: BlockTable, layout: Layout, kept: Sequence[int]) -> None:
+        """Between ticks: as :meth:`BlockTable.rewind`, and free what is no longer held."""
+        self._release(table.rewind(layout, kept))
 
     def fork(self, table: BlockTable) -> BlockTable:
         """A second table on the same committed blocks; no block is copied, now or later.
@@ -155,18 +201,43 @@ class KVPool:
         """
         if table.staged is not None:
             raise StateError(f"a table of {self.name!r} can be forked only between ticks")
+        return self.branch(table)
+
+    def branch(self, table: BlockTable) -> BlockTable:
+        """A table on the blocks that ``table`` sees now, staged ones included. It must be freed before the tick of
+        ``table`` is decided unless nothing is staged."""
         child = self.open(table.sink_blocks, table.window_blocks)
-        child.committed = table.committed.copy()
-        for block in (blocks := child.committed.blocks):
-            self._references[block] += 1
-        self._shares += len(blocks)
+        self.adopt(child, table.committed if table.staged is None else table.staged.copy())
         return child
 
+    def adopt(self, table: BlockTable, layout: Layout) -> None:
+        """Give an empty table another one's ``layout``, by reference."""
+        references = self._references
+        for block in layout.blocks:
+            references[block] += 1
+        self._shares += len(layout.blocks)
+        table.committed = layout
+
+    def place(self, table: BlockTable, layout: Layout, content: Tensor) -> None:
+        """Give an empty table the ``layout``, whose block numbers are replaced, with the ``content
+        [layers, 2, n, block_size, kv_heads, head_dim]`` of another pool's table.
+
+        Raises:
+            Exhausted: the pool has no ``n`` blocks; nothing is taken.
+        """
+        n = len(layout.blocks)
+        if n > len(self._free):
+            self._find_room(n)
+        blocks = self._take(n, -1)
+        self.write(blocks, content.flatten(2, 3))
+        for block, position in zip(blocks, layout.positions(), strict=True):
+            seen = any(begin <= position < end for begin, end in layout.observed)
+            self._provenance[block] = _OBSERVED if seen else _IMAGINED
+        table.committed = Layout(blocks, layout.sink, layout.end, layout.observed)
+
     def reset(self, table: BlockTable) -> None:
-        """Empty the table, staged blocks included."""
-        self.discard(table)
-        table.truncate(0)
-        self.commit(table)
+        """Empty the table: what is committed, staged and kept."""
+        self._release(table.clear())
 
     def free(self, table: BlockTable) -> None:
         """Empty the table and forget it; it must not be used again."""
@@ -178,14 +249,23 @@ class KVPool:
 
     def stats(self) -> PoolStats:
         """O(1)."""
-        total, free = self.num_blocks, len(self._free)
-        owned = total - free
+        total, free, cached = self.num_blocks, len(self._free), self._cached
+        owned = total - free - cached
         return PoolStats(
-            total, free, owned, self._shares, len(self._tables), owned * self.block_bytes, total * self.block_bytes
+            total,
+            free,
+            cached,
+            owned,
+            self._shares,
+            len(self._tables),
+            len(self._prefixes),
+            owned * self.block_bytes,
+            total * self.block_bytes,
         )
 
     def check(self) -> None:
-        """Verify that free + owned = total and that reference counts equal the tables' references. O(blocks).
+        """Verify that free + cached + owned = total and that reference counts equal the references of tables, their
+        kept versions and prefixes. O(blocks).
 
         Raises:
             PoolCorrupt: they do not.
@@ -193,30 +273,75 @@ class KVPool:
         counts = [0] * self.num_blocks
         for table in self._tables.values():
             references = table.references
-            if len(set(references)) != len(references):
-                raise PoolCorrupt(f"pool {self.name!r}: a table holds a block twice: {references}")
             for block in references:
                 counts[block] += 1
-            if stray := set(table.layout.blocks) - set(references):
+            seen = list(table.layout.blocks)
+            if len(set(seen)) != len(seen):
+                raise PoolCorrupt(f"pool {self.name!r}: a table sees a block twice: {seen}")
+            if stray := set(seen) - set(references):
                 raise PoolCorrupt(f"pool {self.name!r}: a table sees blocks it does not hold: {sorted(stray)}")
+        cached = sum(counts[block] == 0 for block in self._prefixes)
+        for block in self._prefixes:
+            counts[block] += 1
         for block, count in enumerate(counts):
             if count != self._references[block]:
                 raise PoolCorrupt(f"pool {self.name!r}: block {block} counts {self._references[block]}, held {count}")
-            if (count == 0) != (block in self._free) or (count == 0) != (self._provenance[block] is Provenance.FREE):
+            if (count == 0) != (block in self._free) or (count == 0) != (self._provenance[block] is _FREE):
                 raise PoolCorrupt(f"pool {self.name!r}: block {block} is held by {count} tables, free or not at once")
         if sum(counts) != self._shares:
             raise PoolCorrupt(f"pool {self.name!r}: {self._shares} references on the books, {sum(counts)} held")
+        if cached != self._cached:
+            raise PoolCorrupt(f"pool {self.name!r}: {self._cached} cached blocks on the books, {cached} there")
+
+    def _find_room(self, n: int) -> None:
+        """Have at least ``n`` blocks free, or raise Exhausted: shared prefixes nobody uses go first."""
+        self.give_up_prefixes(n - len(self._free))
+        retry_after_ms = 0.0
+        if n > len(self._free) and self.make_room is not None:
+            retry_after_ms = self.make_room(n - len(self._free))
+        if (missing := n - len(self._free)) > 0:
+            raise Exhausted(
+                f"KV pool {self.name!r} lacks {missing} of {n} blocks ({self.num_blocks} in all)",
+                retryable=n <= self.num_blocks,
+                retry_after_ms=retry_after_ms,
+                missing_bytes=missing * self.block_bytes,
+            )
+
+    def give_up_prefixes(self, n: int) -> None:
+        """Free up to ``n`` cached blocks or a few more, those of the prefixes least recently used first."""
+        if self._cached and n > 0:
+            won = self._prefixes.give_up(n, lambda block: self._references[block] == 1)
+            self._cached -= len(won)
+            self._release(won)
+
+    def _take(self, n: int, follow: int) -> list[int]:
+        """``n`` free blocks as SCRATCH, neighbours from ``follow`` on while they are free: the gather of a table of
+        neighbours is a view."""
+        free, references, provenance = self._free, self._references, self._provenance
+        blocks = []
+        for _ in range(n):
+            if follow in free:
+                block = follow
+                del free[block]
+            else:
+                block = free.popitem()[0]
+            references[block] = 1
+            provenance[block] = _SCRATCH
+            blocks.append(block)
+            follow = block + 1
+        self._shares += n
+        return blocks
 
     def _release(self, blocks: Sequence[int]) -> None:
+        references = self._references
         for block in blocks:
-            self._references[block] -= 1
-            if self._references[block] == 0:
-                self._provenance[block] = Provenance.FREE
+            left = references[block] = references[block] - 1
+            if left == 0:
+                self._provenance[block] = _FREE
                 self._free[block] = None
+            elif left == 1 and block in self._prefixes:
+                self._cached += 1
         self._shares -= len(blocks)
-
-    def _index(self, blocks: Sequence[int]) -> Tensor:
-        return torch.tensor(blocks, device=self.storage.device)
 
 
 def block_bytes(spec: KVSpec, dtype: torch.dtype = torch.float32) -> int:

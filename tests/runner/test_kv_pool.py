@@ -239,7 +239,7 @@ def test_check_finds_books_that_do_not_balance(harm: str) -> None:
         pool._provenance[block] = Provenance.FREE
     else:
         table.staged = table.committed.copy()
-        table.staged.window.append(7)
+        table.staged.blocks.append(7)
     with pytest.raises(PoolCorrupt):
         pool.check()
     pool._references, pool._free, pool._shares, pool._provenance = sound

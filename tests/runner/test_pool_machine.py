@@ -193,7 +193,7 @@ class PoolMachine(RuleBasedStateMachine):
     def balances(self) -> None:
         self.pool.check()
         stats = self.pool.stats()
-        assert stats.free + stats.owned == stats.total == BLOCKS
+        assert stats.free + stats.cached + stats.owned == stats.total == BLOCKS
         assert stats.tables == len(self.pairs)
 
     @invariant()
@@ -202,7 +202,7 @@ class PoolMachine(RuleBasedStateMachine):
             layout = pair.table.layout
             assert self.pool.gather(pair.table).flatten().tolist() == [*pair.now.values, *pair.now.values]
             assert (layout.end, layout.observed_end) == (len(pair.now.imagined), pair.now.tail)
-            assert len(layout.sink) == sum(p < SPEC.sink_blocks for p in pair.now.held)
+            assert layout.sink == sum(p < SPEC.sink_blocks for p in pair.now.held)
             committed = zip(pair.table.committed.blocks, sorted(pair.committed.held), strict=True)
             for block, position in committed:
                 want = Provenance.IMAGINED if pair.committed.imagined[position] else Provenance.OBSERVED

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from omni_loop.errors import ConfigError, Exhausted, InvalidInput, Reason
+from omni_loop.runner.cells import RingCell
 from omni_loop.runner.kv_pool import PoolCorrupt, block_bytes, blocks_per_session
 from omni_loop.runner.state import Budget, StateManager
 from omni_loop.stage import CounterSpec, KVSpec, PagedKV, RingSpec, StateSpec, StateView, TensorSpec
@@ -42,7 +43,7 @@ def test_pools_are_sized_for_the_sessions_or_by_the_budget() -> None:
     assert each == 8
     stats = StateManager(STAGES, Budget(max_sessions=5)).stats()
     assert {name: pool.total for name, pool in stats.pools.items()} == {"p/a.kv": 5 * each, "p/b.kv": 5 * each}
-    session = 2 * each * block_bytes(KV) + 6 * 4 + 3 * 2 * 4
+    session = 2 * each * block_bytes(KV) + 2 * (6 * 4 + 3 * 2 * 4)  # committed and staged
     stats = StateManager(STAGES, Budget(5, nbytes=2 * session + 1)).stats()
     assert [pool.total for pool in stats.pools.values()] == [2 * each, 2 * each]
     assert [p.total for p in StateManager(STAGES, Budget(5, blocks=7)).stats().pools.values()] == [7, 7]
@@ -53,13 +54,13 @@ def test_pools_are_sized_for_the_sessions_or_by_the_budget() -> None:
 
 
 def test_fixed_state_counts_against_the_budget() -> None:
-    manager = StateManager({"p/a": {"big": TensorSpec((1000,)), "ring": RingSpec((10,), 5, "int64")}}, Budget(2, 9000))
+    manager = StateManager({"p/a": {"big": TensorSpec((1000,)), "ring": RingSpec((10,), 5, "int64")}}, Budget(2, 18000))
     manager.open("one")
-    assert manager.stats().fixed_bytes == 4400
+    assert manager.stats().reserved_bytes == 8800  # committed, and as much staged
     manager.open("two")
-    with pytest.raises(Exhausted, match="4200 more than left") as caught:
+    with pytest.raises(Exhausted, match="8400 more than left") as caught:
         manager.open("three")
-    assert caught.value.reason is Reason.OUT_OF_BYTES
+    assert (caught.value.reason, caught.value.missing_bytes) == (Reason.OUT_OF_BYTES, 8400)
     assert manager.sessions() == ("one", "two")
     manager.close("one")
     manager.open("three")
@@ -69,7 +70,7 @@ def test_fixed_state_counts_against_the_budget() -> None:
 def test_opening_some_stages_costs_only_those() -> None:
     manager = StateManager(STAGES)
     manager.open("s", ["p/b"])
-    assert manager.stats().fixed_bytes == 0
+    assert manager.stats().reserved_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -103,11 +104,11 @@ def test_a_newer_epoch_abandons_what_is_undecided() -> None:
 def test_failing_half_way_through_opening_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     manager = StateManager(STAGES)
 
-    def full(*args: object, **kwargs: object) -> torch.Tensor:
+    def full(*args: object, **kwargs: object) -> None:
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "full", full)
+        patch.setattr(RingCell, "__init__", full)
         with pytest.raises(MemoryError):
             manager.open("s", ["p/b", "p/a"])
     assert [pool.tables for pool in manager.stats().pools.values()] == [0, 0]
@@ -130,6 +131,7 @@ def test_check_finds_bytes_that_do_not_balance() -> None:
     manager._used += 1
     with pytest.raises(PoolCorrupt):
         manager.check()
+    manager._used -= 1
 
 
 def test_values_are_cast_to_the_declared_dtype() -> None:

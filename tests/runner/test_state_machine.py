@@ -122,16 +122,14 @@ class StateMachine(RuleBasedStateMachine):
             values.truncate(rewind)
         self.value += 10
         new = [self.value + i for i in range(n)]
-        free = self.manager.stats().pools[f"{stage}.kv"].free
         try:
             state.kv("kv").append(np.array(new, np.float32)[None, None, :, None, None].repeat(2, 1))
-            assert n <= free
             assert model.fresh + n <= KV.scratch_blocks
             values.append(new)
             model.fresh += n
         except Exhausted:
+            free = self.manager.stats().pools[f"{stage}.kv"].free
             assert n > free or model.fresh + n > KV.scratch_blocks
-            assert self.manager.stats().pools[f"{stage}.kv"].free == free
         state.tensor("mean").set(np.array([self.value], np.float32))
         state.ring("recent").push(np.array([self.value], np.float32))
         state.counter("ticks").set(self.value)
