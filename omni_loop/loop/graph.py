@@ -12,10 +12,15 @@ from ..messages import PayloadKind
 from ..types import Op, SessionSpec
 from .pipeline import CLIENT, Edge, Pipeline, Plan
 
-OBSERVATION, ACTIONS = "observation", "actions"  # outputs of CLIENT
+OBSERVATION, ACTIONS, GOAL = "observation", "actions", "goal"  # outputs of CLIENT
 EXECUTED = "executed"  # array that the orchestrator adds to the observation
-_CLIENT_KINDS = {OBSERVATION: PayloadKind.OBSERVATION, ACTIONS: PayloadKind.ACTIONS}
-_CLIENT_SENDS = {Op.INFER: (OBSERVATION,), Op.RECONDITION: (OBSERVATION,), Op.PREDICT: (ACTIONS,)}
+_CLIENT_KINDS = {OBSERVATION: PayloadKind.OBSERVATION, ACTIONS: PayloadKind.ACTIONS, GOAL: PayloadKind.GOAL}
+_CLIENT_SENDS = {
+    Op.INFER: (OBSERVATION,),
+    Op.RECONDITION: (OBSERVATION,),
+    Op.PREDICT: (ACTIONS,),
+    Op.PLAN: (GOAL,),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +131,12 @@ def _check_plan(pipeline: Pipeline, op: Op, plan: Plan, names: list[str]) -> Non
     planned = plan.answer + plan.besides
     if not plan.answer:
         raise _bad(pipeline, f"plan {op} answers with no stage")
+    if op is Op.PLAN and plan.besides:
+        raise _bad(
+            pipeline, f"plan {op} commits nothing, so that nothing can run besides it; let {plan.besides[0]!r} answer"
+        )
+    if op is Op.PLAN and plan.chunk is None:
+        raise _bad(pipeline, f"plan {op} has no chunk; it answers with the actions found")
     for name, count in Counter(planned).items():
         if name not in names:
             raise _bad(pipeline, f"plan {op} names unknown stage {name!r}." + nearest(name, names))
@@ -185,7 +196,7 @@ def _check_spec(pipeline: Pipeline, spec: SessionSpec) -> None:
     for op, plan in pipeline.plans.items():
         if plan.frames is not None and spec.frame is None:
             raise _bad(pipeline, f"plan {op} predicts frames, its spec has none")
-        if op is Op.PREDICT and spec.max_predict < 1:
+        if op in (Op.PREDICT, Op.PLAN) and spec.max_predict < 1:
             raise _bad(pipeline, f"plan {op} needs max_predict >= 1 in the spec")
 
 

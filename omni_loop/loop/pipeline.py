@@ -29,7 +29,8 @@ class StageDef:
 @dataclass(frozen=True, slots=True)
 class Edge:
     """``source.output`` becomes ``target.input``. From :data:`CLIENT` the outputs are ``observation``
-    (arrays by name, plus ``executed``) and ``actions`` (``float32[n, action_dim]`` of a Predict)."""
+    (arrays by name, plus ``executed``), ``actions`` (``float32[n, action_dim]`` of a Predict) and ``goal`` of a Plan
+    (arrays ``goal uint8[h, w, 3]`` and ``init float32[horizon, action_dim]``, each only when it was sent)."""
 
     source: str
     output: str
@@ -50,6 +51,9 @@ class Plan:
 
     ``answer`` stages form the transaction: they commit together, and the answer leaves then. ``besides``
     stages run after them for what was asked besides (frames of the chunk); their failure loses only that.
+    The plan of ``Op.PLAN`` commits nothing. Its stages get ``horizon``, ``candidates``, ``iterations``, ``method`` and
+    ``budget_ms`` as parameters; its chunk's payload (``actions float32[horizon, action_dim]``) says how it was found
+    in its meta, as the fields of :class:`~omni_loop.types.PlanSummary`.
     """
 
     answer: tuple[str, ...]

@@ -15,8 +15,11 @@ from ..session.machine import Position
 from ..session.manager import Session
 from ..stage import Payload
 from ..types import MAX_COUNT, Op, SessionSpec
-from .graph import ACTIONS, EXECUTED, CompiledPipeline, CompiledPlan
+from .graph import ACTIONS, EXECUTED, GOAL, OBSERVATION, CompiledPipeline, CompiledPlan
 from .request import TickRequest
+
+PLAN_METHODS = ("cem", "mppi")
+MAX_CANDIDATES, MAX_ITERATIONS = 4096, 64  # of a plan; a pipeline's stage may take fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +32,7 @@ class Work:
     present: int
     count: int
     params: Mapping[str, Scalar]
-    observation: Payload | None
-    actions: Payload | None
+    sent: Mapping[str, Payload]  # by the client, under the names of its outputs
     position: Position
     past: bool  # replaces committed steps: a new epoch begins at its commit
 
@@ -103,7 +105,7 @@ def check_request(graph: CompiledPipeline, keys: tuple[str, ...], request: TickR
             raise InvalidInput(f"{name} is {value}; it must be at most {MAX_COUNT}")
     if request.deadline_ms < 0:
         raise InvalidInput(f"deadline_ms is {request.deadline_ms:g}; 0 means none")
-    expected = () if request.op is Op.PREDICT else keys
+    expected = () if request.op in (Op.PREDICT, Op.PLAN) else keys
     if request.arrays.keys() != set(expected):
         raise InvalidInput(_keys_text(request, expected))
     if request.op is Op.PREDICT:
@@ -112,6 +114,10 @@ def check_request(graph: CompiledPipeline, keys: tuple[str, ...], request: TickR
         raise InvalidInput(f"{request.op} takes no actions and no steps; send what was executed as 'executed'")
     if request.executed is not None and request.op is not Op.PREDICT:
         _check_actions("executed", request.executed, spec)
+    if request.op is Op.PLAN:
+        _check_plan(spec, request)
+    elif request.plan is not None:
+        raise InvalidInput(f"{request.op} searches for nothing; send what to plan for with a plan")
     return plan
 
 
@@ -133,6 +139,38 @@ def _keys_text(request: TickRequest, expected: tuple[str, ...]) -> str:
     if extra:
         parts.append(f"extra {', '.join(extra)}")
     return f"observation keys: {'; '.join(parts)} (this session sends {', '.join(expected) or 'none'})"
+
+
+def _check_plan(spec: SessionSpec, request: TickRequest) -> None:
+    wanted = request.plan
+    if wanted is None:
+        raise InvalidInput("plan says nothing of what to search for: send 'plan'")
+    if request.executed is not None:
+        raise InvalidInput("plan takes no 'executed' actions: it continues from where the session stands")
+    for name, value, most in (
+        ("horizon", wanted.horizon, spec.max_predict),
+        ("candidates", wanted.candidates, MAX_CANDIDATES),
+        ("iterations", wanted.iterations, MAX_ITERATIONS),
+    ):
+        if not 1 <= value <= most:
+            raise InvalidInput(f"{name} is {value}; pipeline {spec.pipeline!r} plans with 1..{most}")
+    if wanted.method not in PLAN_METHODS:
+        raise InvalidInput(f"no method is called {wanted.method!r}.{nearest(wanted.method, PLAN_METHODS)}")
+    if not 0 <= wanted.budget_ms < float("inf"):
+        raise InvalidInput(f"budget_ms is {wanted.budget_ms:g}; 0 means none")
+    if wanted.goal is not None:
+        shape = None if spec.frame is None else spec.frame.shape
+        if wanted.goal.shape != shape or wanted.goal.dtype != np.uint8:
+            got, want = (
+                f"{wanted.goal.dtype}{list(wanted.goal.shape)}",
+                "no goal" if shape is None else f"uint8{[*shape]}",
+            )
+            raise InvalidInput(f"'goal' is {got}, expected {want}", reason=Reason.BAD_TENSOR)
+    if wanted.init is not None:
+        _check_actions("init", wanted.init, spec)
+        if len(wanted.init) != wanted.horizon:
+            text = f"'init' has {len(wanted.init)} rows for a horizon of {wanted.horizon}"
+            raise InvalidInput(text, reason=Reason.BAD_TENSOR)
 
 
 def _predicted_steps(spec: SessionSpec, plan: CompiledPlan, request: TickRequest) -> int:
@@ -166,6 +204,8 @@ def prepare(graph: CompiledPipeline, plan: CompiledPlan, session: Session, reque
         return _infer(graph.spec, plan, session, request)
     if request.op is Op.RECONDITION:
         return _recondition(graph.spec, session, request)
+    if request.op is Op.PLAN:
+        return _plan(graph, session, request)
     return _predict(graph, plan, session, request)
 
 
@@ -186,8 +226,7 @@ def _infer(spec: SessionSpec, plan: CompiledPlan, session: Session, request: Tic
         present=step,
         count=count,
         params=_params(session, spec, frames=count, first_step=step),
-        observation=_observation(request, executed, step),
-        actions=None,
+        sent={OBSERVATION: _observation(request, executed, step)},
         position=Position(step + count if imagines else step, step, step if now.origin < 0 else now.origin),
         past=False,
     )
@@ -238,8 +277,7 @@ def _recondition(spec: SessionSpec, session: Session, request: TickRequest) -> W
         present=last,
         count=count,
         params=_params(session, spec, frames=count, first_step=first),
-        observation=_observation(request, executed, first),
-        actions=None,
+        sent={OBSERVATION: _observation(request, executed, first)},
         position=Position(last, last, first if fresh else now.origin),
         past=now.origin >= 0 and first <= now.step,
     )
@@ -247,24 +285,56 @@ def _recondition(spec: SessionSpec, session: Session, request: TickRequest) -> W
 
 def _predict(graph: CompiledPipeline, plan: CompiledPlan, session: Session, request: TickRequest) -> Work:
     now, count = session.machine.position, _predicted_steps(graph.spec, plan, request)
-    starts = [op for op in (Op.INFER, Op.RECONDITION) if op in graph.plans]
-    if now.observed < 0 and starts:
-        text = f"predict continues from an observation: {' or '.join(starts)} first"
-        raise StateError(text, reason=Reason.BAD_REQUEST)
-    actions = None
+    _check_begun(graph, session, Op.PREDICT)
+    sent = {}
     if request.actions is not None:
-        actions = Payload(PayloadKind.ACTIONS, {ACTIONS: request.actions}, {"step": now.step})
+        sent[ACTIONS] = Payload(PayloadKind.ACTIONS, {ACTIONS: request.actions}, {"step": now.step})
     return Work(
         op=Op.PREDICT,
         step=now.step,
         present=now.step,
         count=count,
         params=_params(session, graph.spec, frames=count, steps=count, first_step=now.step),
-        observation=None,
-        actions=actions,
+        sent=sent,
         position=Position(now.step + count, now.observed, now.origin),
         past=False,
     )
+
+
+def _plan(graph: CompiledPipeline, session: Session, request: TickRequest) -> Work:
+    now, wanted = session.machine.position, request.plan
+    if wanted is None:  # check_request was not asked
+        raise InvalidInput("plan says nothing of what to search for: send 'plan'")
+    _check_begun(graph, session, Op.PLAN)
+    arrays = {name: array for name, array in (("goal", wanted.goal), ("init", wanted.init)) if array is not None}
+    params = _params(
+        session,
+        graph.spec,
+        frames=wanted.horizon,
+        first_step=now.step,
+        horizon=wanted.horizon,
+        candidates=wanted.candidates,
+        iterations=wanted.iterations,
+        method=wanted.method,
+        budget_ms=wanted.budget_ms,
+    )
+    return Work(
+        op=Op.PLAN,
+        step=now.step,
+        present=now.step,
+        count=wanted.horizon,
+        params=params,
+        sent={GOAL: Payload(PayloadKind.GOAL, arrays, {"step": now.step})},
+        position=now,
+        past=False,
+    )
+
+
+def _check_begun(graph: CompiledPipeline, session: Session, op: Op) -> None:
+    starts = [start for start in (Op.INFER, Op.RECONDITION) if start in graph.plans]
+    if session.machine.position.observed < 0 and starts:
+        text = f"{op} continues from an observation: {' or '.join(starts)} first"
+        raise StateError(text, reason=Reason.BAD_REQUEST)
 
 
 def _observation(request: TickRequest, executed: NDArray[np.float32], step: int) -> Payload:

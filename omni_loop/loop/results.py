@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..errors import Reason, StageFailed, nearest
 from ..stage import Payload
-from ..types import MAX_COUNT, ActionChunk, FramePrediction, Op, Progress, SessionSpec, TickResult
+from ..types import MAX_COUNT, ActionChunk, FramePrediction, Op, PlanSummary, Progress, SessionSpec, TickResult
 from .graph import CompiledPlan
 from .prepare import Work
 from .tick import TickRun
@@ -19,21 +19,24 @@ from .tick import TickRun
 def read(spec: SessionSpec, plan: CompiledPlan, run: TickRun, work: Work, so_far: TickResult) -> TickResult:
     """``so_far`` with the final outputs that the open transaction of ``run`` gave."""
     final, seq, epoch = plan.plan, so_far.seq, so_far.epoch
-    chunk, frames, progress = so_far.chunk, so_far.frames, so_far.progress
+    chunk, frames, progress, summary = so_far.chunk, so_far.frames, so_far.progress, so_far.plan
     if final.chunk is not None and run.gave(final.chunk):
-        chunk = read_chunk(run.output(final.chunk), spec, seq, work.present, epoch)
+        payload = run.output(final.chunk)
+        rows = work.count if work.op is Op.PLAN else spec.horizon
+        chunk = read_chunk(payload, spec, seq, work.present, epoch, rows)
+        summary = read_summary(payload, seq, rows) if work.op is Op.PLAN else None
     if final.frames is not None and run.gave(final.frames):
         first = work.step + (work.op is not Op.RECONDITION)
         frames = read_frames(run.output(final.frames), spec, seq, first, epoch, work.count)
     if final.progress is not None and run.gave(final.progress):
         progress = read_progress(run.output(final.progress), seq, work.present, epoch)
-    return TickResult(seq, epoch, chunk, frames, progress)
+    return TickResult(seq, epoch, chunk, frames, progress, plan=summary)
 
 
-def read_chunk(payload: Payload, spec: SessionSpec, seq: int, step: int, epoch: int) -> ActionChunk:
-    """``actions float32[horizon, action_dim]`` within the spec's range; StageFailed (BAD_OUTPUT) otherwise."""
+def read_chunk(payload: Payload, spec: SessionSpec, seq: int, step: int, epoch: int, rows: int) -> ActionChunk:
+    """``actions float32[rows, action_dim]`` within the spec's range; StageFailed (BAD_OUTPUT) otherwise."""
     actions = _array(payload, "actions")
-    _expect("actions", actions, "float32", (spec.horizon, *spec.action.shape))
+    _expect("actions", actions, "float32", (rows, *spec.action.shape))
     _finite("actions", actions)
     low, high = spec.action.low, spec.action.high
     if low is not None and actions.min() < low:
@@ -63,6 +66,24 @@ def read_progress(payload: Payload, seq: int, step: int, epoch: int) -> Progress
     if not 0 <= at <= 2 * MAX_COUNT:
         raise _bad(f"progress is of step {at}, expected 0..{2 * MAX_COUNT}")
     return Progress(seq, at, _share(payload, "progress"), _share(payload, "done"), epoch)
+
+
+def read_summary(payload: Payload, seq: int, horizon: int) -> PlanSummary:
+    """How a plan was found, from its payload's meta; StageFailed (BAD_OUTPUT) when that does not say."""
+    meta = payload.meta
+    for name in ("cost", "first_cost", "candidates", "iterations"):
+        value = meta.get(name)
+        if not isinstance(value, (int, float)) or not np.isfinite(value):
+            raise _bad(f"a plan's {name!r} is {value!r}, expected a number")
+    return PlanSummary(
+        seq=seq,
+        cost=float(meta["cost"]),
+        first_cost=float(meta["first_cost"]),
+        candidates=int(meta["candidates"]),
+        iterations=int(meta["iterations"]),
+        horizon=horizon,
+        out_of_time=bool(meta.get("out_of_time", False)),
+    )
 
 
 def _share(payload: Payload, name: str) -> float:

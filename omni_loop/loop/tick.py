@@ -12,7 +12,7 @@ from ..errors import OmniLoopError, Reason, ServerUnavailable, StageFailed, Stat
 from ..messages import Commit, Discard, Done, PayloadKey, Receipt, ReleasePayloads, RunStage
 from ..stage import Payload
 from ..types import Timings
-from .graph import ACTIONS, CompiledPipeline, StageStep
+from .graph import CompiledPipeline, StageStep
 from .pipeline import CLIENT, Edge
 from .prepare import Work
 
@@ -107,9 +107,11 @@ class TickRun:
             raise _missing(stage, output, done)
         return self._route.handles[stage].connector.get(done.outputs[output])
 
-    async def commit(self) -> None:
-        """Make the open transaction permanent on every runner that took part."""
-        await self._each(Commit)
+    async def commit(self, recomputable: bool) -> None:
+        """Make the open transaction permanent on every runner that took part; ``recomputable``: see :class:`Commit`."""
+        groups = self._route.runners(self._group)
+        calls = [h.submit(Commit(self._session, self._epoch, self._tick, s, recomputable)) for h, s in groups.items()]
+        await all_of(calls)
 
     async def discard(self) -> None:
         """Undo the open transaction. Waits for stages that still run: a runner cannot be interrupted."""
@@ -121,24 +123,21 @@ class TickRun:
                         self._record(step, task.result())
         finally:
             self._running = {}
-            await self._each(Discard)
+            groups = self._route.runners(self._group)
+            calls = [h.submit(Discard(self._session, self._epoch, self._tick, s)) for h, s in groups.items()]
+            await all_of([_unless_evicted(call) for call in calls])
             for stage in self._group:
                 if stage in self._done:
                     await self._release_outputs((stage,))
             self._group = []
 
-    def feed(self, epoch: int) -> dict[str, Receipt]:
-        """Hand committed outputs of feedback edges to the next tick, which may belong to a later ``epoch``."""
-        payloads: list[tuple[Edge, Payload]] = []
+    def fed(self) -> dict[str, Payload]:
+        """What committed stages gave for the next tick, by feedback edge."""
+        fed: dict[str, Payload] = {}
         for stage, done in self._done.items():
             for edge in self._route.graph.feedback[stage]:
                 if edge.output in done.outputs:
-                    source = self._route.handles[stage].connector
-                    payloads.append((edge, source.get(done.outputs[edge.output])))
-        fed: dict[str, Receipt] = {}
-        for edge, payload in payloads:  # only now: the first put of a later epoch makes what lies there stale
-            key = PayloadKey(edge.name, self._session, epoch, self._tick)
-            fed[edge.name] = self._route.handles[edge.target].connector.put(key, payload)
+                    fed[edge.name] = self._route.handles[stage].connector.get(done.outputs[edge.output])
         return fed
 
     async def release(self) -> None:
@@ -221,7 +220,7 @@ class TickRun:
 
     def _input(self, edge: Edge, handle: RunnerHandle) -> Receipt | None:
         if edge.source == CLIENT:
-            payload = self._work.actions if edge.output == ACTIONS else self._work.observation
+            payload = self._work.sent.get(edge.output)
             return None if payload is None else self._give(edge, payload, handle)
         if edge.feedback:
             fed = self._feedback.get(edge.name)
@@ -251,14 +250,6 @@ class TickRun:
         self._put.append((handle.connector, key))
         return receipt
 
-    async def _each(self, kind: type[Commit] | type[Discard]) -> None:
-        """Send ``kind`` to every runner of the open transaction."""
-        groups = self._route.runners(self._group)
-        calls = [
-            handle.submit(kind(self._session, self._epoch, self._tick, stages)) for handle, stages in groups.items()
-        ]
-        await all_of(calls)
-
     async def _release_outputs(self, stages: Sequence[str]) -> None:
         keys: dict[RunnerHandle, tuple[PayloadKey, ...]] = {}
         for stage in stages:
@@ -281,6 +272,14 @@ async def all_of(calls: Sequence[Awaitable[Any]]) -> None:
     for outcome in await asyncio.gather(*calls, return_exceptions=True):
         if isinstance(outcome, BaseException):
             raise outcome
+
+
+async def _unless_evicted(discard: Awaitable[Done]) -> None:
+    try:
+        await discard
+    except StateError as error:
+        if error.reason is not Reason.EVICTED:  # a session without state has nothing staged
+            raise
 
 
 def _missing(stage: str, output: str, done: Done) -> StageFailed:

@@ -4,8 +4,12 @@ Rules of ``seq``: it starts at 1 and grows; gaps are allowed, since newer observ
 never sent. The seq answered last is answered again from the cache; one that is waiting or running is joined; the
 highest one may be sent again after it failed (nothing was committed); everything else is stale.
 
-Rules of ``epoch``: +1 at a reset, and when a recondition replaces steps that were already committed. The tick
-number counts commits within the epoch, so a retried tick draws the same noise.
+Rules of ``epoch``: +1 at a reset, at a rewind, and when a recondition replaces steps that were already committed. The
+tick number counts commits within the epoch, so a retried tick draws the same noise, and a plan, which commits nothing,
+leaves the noise of the ticks after it as it was.
+
+Eviction is seen when a runner refuses: the state is made anew (REBUILDING) before the tick goes on, and when that fails
+the session stays EVICTED, to be rebuilt by whoever calls next.
 """
 
 from __future__ import annotations
@@ -20,7 +24,9 @@ class Phase(StrEnum):
     NEW = "new"  # state is being allocated
     IDLE = "idle"
     RUNNING = "running"  # a tick runs, nothing of it is committed
+    REBUILDING = "rebuilding"  # its state was evicted and is made anew, then the tick runs
     TRAILING = "trailing"  # its answer is committed; what was asked besides runs
+    EVICTED = "evicted"  # idle, and the runners' state must be made anew before anything else
     LOST = "lost"  # a runner may have kept or dropped what another did not
     CLOSED = "closed"
 
@@ -29,9 +35,13 @@ class Event(StrEnum):
     OPENED = "opened"
     STARTED = "started"
     COMMITTED = "committed"
+    ANSWERED = "answered"  # a tick that commits nothing
     FINISHED = "finished"
     FAILED = "failed"
     RESET = "reset"
+    REWOUND = "rewound"
+    EVICTED = "evicted"
+    REBUILT = "rebuilt"
     LOST = "lost"
     CLOSED = "closed"
 
@@ -49,15 +59,29 @@ TABLE: dict[tuple[Phase, Event], Phase] = {
     (Phase.NEW, Event.CLOSED): Phase.CLOSED,
     (Phase.IDLE, Event.STARTED): Phase.RUNNING,
     (Phase.IDLE, Event.RESET): Phase.IDLE,
+    (Phase.IDLE, Event.REWOUND): Phase.IDLE,
+    (Phase.IDLE, Event.EVICTED): Phase.EVICTED,
     (Phase.IDLE, Event.LOST): Phase.LOST,
     (Phase.IDLE, Event.CLOSED): Phase.CLOSED,
     (Phase.RUNNING, Event.COMMITTED): Phase.TRAILING,
+    (Phase.RUNNING, Event.ANSWERED): Phase.TRAILING,
     (Phase.RUNNING, Event.FAILED): Phase.IDLE,
+    (Phase.RUNNING, Event.EVICTED): Phase.REBUILDING,
     (Phase.RUNNING, Event.LOST): Phase.LOST,
     (Phase.RUNNING, Event.CLOSED): Phase.CLOSED,
+    (Phase.REBUILDING, Event.REBUILT): Phase.RUNNING,
+    (Phase.REBUILDING, Event.FAILED): Phase.EVICTED,
+    (Phase.REBUILDING, Event.LOST): Phase.LOST,
+    (Phase.REBUILDING, Event.CLOSED): Phase.CLOSED,
     (Phase.TRAILING, Event.FINISHED): Phase.IDLE,
     (Phase.TRAILING, Event.LOST): Phase.LOST,
     (Phase.TRAILING, Event.CLOSED): Phase.CLOSED,
+    (Phase.EVICTED, Event.STARTED): Phase.REBUILDING,
+    (Phase.EVICTED, Event.REBUILT): Phase.IDLE,
+    (Phase.EVICTED, Event.RESET): Phase.IDLE,
+    (Phase.EVICTED, Event.REWOUND): Phase.IDLE,
+    (Phase.EVICTED, Event.LOST): Phase.LOST,
+    (Phase.EVICTED, Event.CLOSED): Phase.CLOSED,
     (Phase.LOST, Event.CLOSED): Phase.CLOSED,
 }
 
@@ -148,6 +172,14 @@ class SessionMachine:
         self.position = position
         self.epoch, self.tick = (self.epoch + 1, 0) if past else (self.epoch, self.tick + 1)
 
+    def replied(self, seq: int) -> None:
+        """``seq`` is answered and nothing of it is committed: position, epoch and tick stay."""
+        phase = self._next(Event.ANSWERED)
+        if seq != self.running:
+            raise StateError(f"seq {seq} does not run", reason=Reason.STALE_SEQ)
+        self.phase = phase
+        self.answered = seq
+
     def finished(self) -> None:
         """What ran besides the answer is over too."""
         self.phase = self._next(Event.FINISHED)
@@ -167,6 +199,30 @@ class SessionMachine:
         self.position = Position()
         self.answered = self.failed = 0
         return self.epoch
+
+    def rewound(self, position: Position) -> int:
+        """A new epoch that begins at an earlier ``position``; replies of the old one are never given again."""
+        self.phase = self._next(Event.REWOUND)
+        self.epoch += 1
+        self.tick = 0
+        self.position = position
+        self.answered = self.failed = 0
+        return self.epoch
+
+    def evicted(self) -> None:
+        """A runner has given the session's state to others; the tick that found out waits until it is made anew."""
+        self.phase = self._next(Event.EVICTED)
+
+    def rebuilt(self) -> None:
+        """The runners' state is as after the last commit again."""
+        self.phase = self._next(Event.REBUILT)
+
+    def forked(self) -> SessionMachine:
+        """A NEW machine that stands where this one does; its seqs follow the last one that is over here."""
+        over = self.pending[0] - 1 if self.pending else self.accepted
+        return SessionMachine(
+            max_waiting=self.max_waiting, epoch=self.epoch, tick=self.tick, position=self.position, accepted=over
+        )
 
     def lost(self) -> None:
         """State of the session is gone or doubtful; only closing is left."""

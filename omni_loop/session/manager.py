@@ -1,6 +1,6 @@
 """Who may use which session and how long it is kept: ids, resume tokens, the bound, leases. No IO.
 
-A session's memory here is O(1): its place, its last chunk, its last reply, and receipts for the next tick.
+A session's memory here is bounded: its place, its last chunk, its last reply, receipts for the next tick, and its log.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..clock import Clock
 from ..errors import Exhausted, Reason, UnknownSession
 from ..messages import Receipt, Scalar
 from ..types import ActionChunk, TickResult
+from .log import SessionLog
 from .machine import Phase, SessionMachine
 
 _NOBODY = secrets.token_urlsafe(32)  # compared against when the id is unknown, so that both cases cost the same
@@ -32,25 +34,36 @@ class Session:
     keys: tuple[str, ...]
     options: Mapping[str, Scalar]
     machine: SessionMachine
+    log: SessionLog[Any]
     chunk: ActionChunk | None = None
     reply: TickResult | None = None
     feedback: dict[str, Receipt] = field(default_factory=dict)
     busy: int = 0  # calls under way; the lease is suspended meanwhile
 
     def forget(self) -> None:
-        """Drop what belongs to an epoch that is over. The receipts must have been released."""
+        """Drop what belongs to the state before a reset. The receipts must have been released."""
         self.chunk = self.reply = None
         self.feedback = {}
+        self.log.clear()
 
 
 class SessionManager:
     """The table of sessions. A silent session is due ``idle_ttl_s`` after its last call ended."""
 
-    def __init__(self, clock: Clock, max_sessions: int, idle_ttl_s: float, max_waiting: int = 4) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        max_sessions: int,
+        idle_ttl_s: float,
+        max_waiting: int = 4,
+        log_bytes: int = 32 << 20,
+        rewind_ticks: int = 8,
+    ) -> None:
         self._clock = clock
         self._max_sessions = max_sessions
         self._ttl = idle_ttl_s
         self._max_waiting = max_waiting
+        self._log_bytes, self._rewind_ticks = log_bytes, rewind_ticks
         self._sessions: dict[str, Session] = {}
         self._due: OrderedDict[str, float] = OrderedDict()  # one ttl for all, so insertion order is due order
 
@@ -61,9 +74,17 @@ class SessionManager:
         return iter(tuple(self._sessions.values()))
 
     def open(
-        self, pipeline: str, seed: int, prompt: str, keys: tuple[str, ...], options: Mapping[str, Scalar]
+        self,
+        pipeline: str,
+        seed: int,
+        prompt: str,
+        keys: tuple[str, ...],
+        options: Mapping[str, Scalar],
+        machine: SessionMachine | None = None,
+        log: SessionLog[Any] | None = None,
     ) -> Session:
-        """A new session in phase NEW, busy until the first :meth:`release`. Exhausted when the table is full."""
+        """A new session in phase NEW, busy until the first :meth:`release`; ``machine`` and ``log`` of one that
+        continues another. Exhausted when the table is full."""
         if len(self._sessions) >= self._max_sessions:
             raise Exhausted(
                 f"all {self._max_sessions} sessions are taken; close one, or try again later: "
@@ -78,11 +99,16 @@ class SessionManager:
             prompt=prompt,
             keys=keys,
             options=options,
-            machine=SessionMachine(max_waiting=self._max_waiting),
+            machine=machine or SessionMachine(max_waiting=self._max_waiting),
+            log=self.log() if log is None else log,
             busy=1,
         )
         self._sessions[session.id] = session
         return session
+
+    def log(self) -> SessionLog[Any]:
+        """An empty log of the configured size."""
+        return SessionLog(self._log_bytes, self._rewind_ticks)
 
     def find(self, id: str, token: str) -> Session:
         """The session, for whoever holds its token. An unknown id and a wrong token give the same error."""

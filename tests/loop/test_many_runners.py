@@ -149,8 +149,7 @@ async def test_silent_sessions_end_with_their_lease() -> None:
         await clock.advance(70)  # both would be over by now
         gate.open()
         await call  # a lease is suspended while a tick runs
-        while t.core._tasks:
-            await asyncio.wait(t.core._tasks)
+        await t.core._tasks.wait()
         with pytest.raises(UnknownSession):
             await t.core.tick(infer(silent, 2, step=1))
         t.script.before.clear()
@@ -166,8 +165,7 @@ async def test_nothing_runs_while_nobody_asks() -> None:
         before = asyncio.all_tasks()
         info = await t.core.open("toy")
         await t.core.tick(infer(info, 1))
-        while t.core._tasks:
-            await asyncio.wait(t.core._tasks)
+        await t.core._tasks.wait()
         assert len(asyncio.all_tasks() - before) == 1  # the one that sleeps until the lease ends
         await t.core.close(info.id, info.token)
 
@@ -179,8 +177,7 @@ async def test_an_abandoned_open_frees_its_place() -> None:
         opening.cancel()
         with pytest.raises(asyncio.CancelledError):
             await opening
-        while t.core._tasks:
-            await asyncio.wait(t.core._tasks)
+        await t.core._tasks.wait()
         await t.core.open("toy")
 
 

@@ -185,8 +185,7 @@ async def toy(
 
 async def _close_all(setup: Toy) -> None:
     core = setup.core
-    while core._tasks:
-        await asyncio.wait(core._tasks)
+    await core._tasks.wait()
     fed = sum(len(live.session.feedback) for live in core._live.values())
     assert setup.payloads() == fed, "a tick leaked payloads"
     for live in list(core._live.values()):

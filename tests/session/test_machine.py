@@ -24,11 +24,16 @@ def at(phase: Phase) -> SessionMachine:
     m.opened()
     if phase is Phase.IDLE:
         return m
-    if phase in (Phase.RUNNING, Phase.TRAILING):
+    if phase is Phase.EVICTED:
+        m.evicted()
+        return m
+    if phase in (Phase.RUNNING, Phase.TRAILING, Phase.REBUILDING):
         m.accept(1)
         m.started(1)
         if phase is Phase.TRAILING:
             m.committed(1, Position(1, 1, 1))
+        if phase is Phase.REBUILDING:
+            m.evicted()
         return m
     (m.lost if phase is Phase.LOST else m.closed)()
     return m
@@ -39,9 +44,13 @@ def send(m: SessionMachine, event: Event) -> None:
         Event.OPENED: m.opened,
         Event.STARTED: lambda: m.started(m.pending[0] if m.pending else 1),
         Event.COMMITTED: lambda: m.committed(m.running, Position()),
+        Event.ANSWERED: lambda: m.replied(m.running),
         Event.FINISHED: m.finished,
         Event.FAILED: m.undone,
         Event.RESET: m.reset,
+        Event.REWOUND: lambda: m.rewound(Position()),
+        Event.EVICTED: m.evicted,
+        Event.REBUILT: m.rebuilt,
         Event.LOST: m.lost,
         Event.CLOSED: m.closed,
     }
@@ -52,7 +61,7 @@ def send(m: SessionMachine, event: Event) -> None:
 @pytest.mark.parametrize("phase", Phase)
 def test_every_event_in_every_phase(phase: Phase, event: Event) -> None:
     m = at(phase)
-    if event is Event.STARTED and phase is Phase.IDLE:
+    if event is Event.STARTED and phase in (Phase.IDLE, Phase.EVICTED):
         m.accept(1)
     before = asdict(m)
     expected = TABLE.get((phase, event))
@@ -97,6 +106,44 @@ def test_a_committed_seq_cannot_be_dropped() -> None:
     assert m.judge(1) is Verdict.REPEAT
 
 
+def test_a_tick_that_commits_nothing_leaves_tick_and_position() -> None:
+    m = at(Phase.TRAILING)
+    m.finished()
+    m.accept(2)
+    m.started(2)
+    m.replied(2)
+    m.finished()
+    assert (m.tick, m.position, m.answered) == (1, Position(1, 1, 1), 2)
+    assert m.judge(2) is Verdict.REPEAT
+
+
+def test_a_child_stands_where_its_parent_stands_and_goes_on_with_the_next_seq() -> None:
+    m = at(Phase.TRAILING)
+    m.finished()
+    m.accept(4)  # waits behind the fork
+    child = m.forked()
+    assert (child.epoch, child.tick, child.position, child.pending) == (0, 1, Position(1, 1, 1), [])
+    assert (child.phase, child.accepted, child.answered) == (Phase.NEW, 3, 0)
+    child.opened()
+    assert child.judge(4) is Verdict.NEW
+    child.accept(4)
+    child.started(4)
+    child.committed(4, Position(2, 2, 1))
+    assert m.position == Position(1, 1, 1)
+    assert m.pending == [4]
+
+
+def test_a_tick_that_cannot_be_rebuilt_for_may_be_sent_again_and_rebuilds_first() -> None:
+    m = at(Phase.REBUILDING)
+    m.undone()
+    assert m.phase is Phase.EVICTED
+    m.accept(1)
+    m.started(1)
+    assert m.phase is Phase.REBUILDING
+    m.rebuilt()
+    assert (m.phase, m.running) == (Phase.RUNNING, 1)
+
+
 class Model(RuleBasedStateMachine):
     """One session as a list of what was accepted, and what was committed, in order."""
 
@@ -111,6 +158,7 @@ class Model(RuleBasedStateMachine):
         self.running: int | None = None
         self.trailing = False
         self.undoing = False
+        self.gone = False  # the runners' state
         self.highest = 0
         self.reply: int | None = None
         self.retry: int | None = None
@@ -154,7 +202,39 @@ class Model(RuleBasedStateMachine):
         self.running = self.waiting.pop(0)
         self.m.started(self.running)
 
-    @precondition(lambda self: self.running is not None and not self.trailing)
+    @precondition(lambda self: self.over is None and not self.trailing and not self.gone)
+    @rule()
+    def evict(self) -> None:
+        self.m.evicted()
+        self.gone = True
+
+    @precondition(lambda self: self.over is None and self.gone)
+    @rule()
+    def rebuild(self) -> None:
+        self.m.rebuilt()
+        self.gone = False
+
+    @precondition(lambda self: self.running is not None and not self.trailing and not self.gone)
+    @rule()
+    def reply_only(self) -> None:
+        assert self.running is not None
+        self.m.replied(self.running)
+        self.reply, self.trailing = self.running, True
+
+    @rule()
+    def fork(self) -> None:
+        before = deepcopy(self.m)
+        child = self.m.forked()
+        assert self.m == before
+        assert (child.epoch, child.tick, child.position) == (self.m.epoch, self.m.tick, self.m.position)
+        child.opened()
+        seq = child.accepted + 1
+        child.accept(seq)
+        child.started(seq)
+        child.committed(seq, Position(99, 99, 0))
+        assert self.m == before
+
+    @precondition(lambda self: self.running is not None and not self.trailing and not self.gone)
     @rule(past=st.booleans())
     def commit(self, past: bool) -> None:
         assert self.running is not None
@@ -197,7 +277,18 @@ class Model(RuleBasedStateMachine):
         self.epoch += 1
         self.tick = 0
         self.reply = self.retry = None
+        self.gone = False
         assert self.m.reset() == self.epoch
+
+    @precondition(lambda self: self.running is None and not self.undoing and self.over is None)
+    @rule(step=st.integers(0, 12))
+    def rewind(self, step: int) -> None:
+        self.epoch += 1
+        self.tick = 0
+        self.reply = self.retry = None
+        self.gone = False
+        assert self.m.rewound(Position(step, step, 0)) == self.epoch
+        assert self.m.position.step == step
 
     @precondition(lambda self: self.over is None)
     @rule(lost=st.booleans())
@@ -217,6 +308,10 @@ class Model(RuleBasedStateMachine):
         assert self.m.pending == expected
         if self.over is not None:
             assert self.m.phase is self.over
+            return
+        idle = self.running is None and not self.undoing
+        phases = {(True, False): Phase.IDLE, (True, True): Phase.EVICTED, (False, True): Phase.REBUILDING}
+        assert self.m.phase is phases.get((idle, self.gone), Phase.TRAILING if self.trailing else Phase.RUNNING)
 
 
 Model.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

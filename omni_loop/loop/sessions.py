@@ -1,0 +1,209 @@
+"""The table of live sessions: opened, found, held while a call is under way, lost, closed, and ended by their lease."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from ..clock import Clock
+from ..errors import (
+    OmniLoopError,
+    Reason,
+    ServerUnavailable,
+    StateError,
+    UnknownName,
+    nearest,
+)
+from ..messages import Scalar
+from ..session.machine import Phase
+from ..session.manager import Session, SessionManager
+from ..session.snapshot import SnapshotStore
+from .flight import Flight
+from .live import Live
+from .pool import Pool
+from .prepare import check_keys, check_options, check_prompt, check_seed
+from .request import SessionInfo, SessionSummary
+from .tasks import Tasks, public
+from .tick import all_of
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+class Sessions:
+    """All live sessions; all methods belong to one event loop."""
+
+    def __init__(self, pool: Pool, manager: SessionManager, clock: Clock, store: SnapshotStore | None) -> None:
+        self._pool, self._manager, self._clock, self._store = pool, manager, clock, store
+        self._live: dict[str, Live] = {}
+        self._tasks = Tasks()
+        self._leases: asyncio.Task[None] | None = None
+        self._draining = False
+
+    def session(self, session: str, token: str) -> SessionInfo:
+        """The owner's view of an open session; UnknownSession otherwise."""
+        return self._info(self._find(session, token))
+
+    def list_sessions(self) -> list[SessionSummary]:
+        """Every session, without what gives access to it."""
+        return [
+            SessionSummary(
+                s.id, s.pipeline, s.machine.phase, s.machine.epoch, s.machine.position.step, s.machine.accepted
+            )
+            for s in self._manager
+        ]
+
+    async def open(
+        self,
+        pipeline: str,
+        seed: int | None = None,
+        prompt: str = "",
+        observation_keys: Sequence[str] = (),
+        options: Mapping[str, Scalar] | None = None,
+    ) -> SessionInfo:
+        """Open a session. ``seed`` None: drawn here; no ``observation_keys``: exactly the required ones.
+
+        Raises:
+            UnknownName: no such pipeline. InvalidInput: keys, seed or options that do not fit it.
+            Unsupported: a prompt for a pipeline that reads none. Exhausted: no room for another session.
+        """
+        self._refuse_when_draining()
+        routes = self._pool.routes
+        if pipeline not in routes:
+            raise UnknownName(f"no pipeline {pipeline!r} is served.{nearest(pipeline, routes)}")
+        route = routes[pipeline]
+        check_prompt(route.graph.spec, prompt)
+        session = self._manager.open(
+            pipeline,
+            check_seed(seed),
+            prompt,
+            check_keys(route.graph.spec, observation_keys),
+            check_options(route.graph.pipeline.options, options or {}, pipeline),
+        )
+        live = Live(session, route)
+        return await self._tasks.to_the_end(self._enter(live, lambda: live.open(session.seed)), undo=self._abandon)
+
+    async def close(self, session: str, token: str) -> None:
+        """Free everything of the session; its ticks in flight are cancelled."""
+        live = self._find(session, token)
+        await self._tasks.to_the_end(self._end(live, StateError("the session was closed", reason=Reason.CLOSED)))
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """Refuse new work, let ticks in flight finish within ``grace_s``, then end everything."""
+        self._draining = True
+        if self._leases is not None:
+            self._leases.cancel()
+        await self._tasks.wait(grace_s)
+        stopping = ServerUnavailable("the server stopped", reason=Reason.DRAINING)
+        left = [live for live in self._live.values() if live.session.machine.phase is not Phase.CLOSED]
+        try:
+            await all_of([self._end(live, stopping) for live in left])
+            await self._tasks.wait()
+        finally:
+            await self._pool.stop()
+
+    async def _end(self, live: Live, why: OmniLoopError) -> None:
+        """Close: refuse what comes, cancel what is in flight, wait for its undoing, free everything."""
+        session = live.session
+        session.machine.closed()
+        for flight in tuple(live.flights.values()):
+            self._end_flight(live, flight, why)
+        try:
+            async with live.turn:
+                session.forget()
+                await live.vacate()
+        except ServerUnavailable as gone:
+            if gone.reason is not Reason.RUNNER_GONE:  # with a runner that is gone, its state is freed
+                raise
+        finally:
+            for handle in live.route.runners():
+                handle.connector.cleanup_session(session.id)  # what a failed release has left
+            self._manager.remove(session)
+            del self._live[session.id]
+
+    def _lose(self, live: Live, flight: Flight | None, error: BaseException) -> None:
+        """A runner may hold what another does not: the session is lost, and says so from now on."""
+        shown = public(error)
+        _log.error("session %s is lost: %s", live.session.id, shown.text)
+        if live.session.machine.phase not in (Phase.CLOSED, Phase.LOST):
+            live.session.machine.lost()
+        if flight is not None:
+            flight.fail(shown)
+        for other in live.flights.values():
+            other.fail(live.session.machine.refusal())
+        live.flights.clear()
+
+    def _end_flight(self, live: Live, flight: Flight, error: OmniLoopError) -> None:
+        """End ``flight`` early. Until its commit is sent, its seq may be sent again."""
+        if flight.over:
+            return
+        flight.fail(error)
+        if not flight.sealed:
+            live.session.machine.dropped(flight.request.seq)
+            del live.flights[flight.request.seq]
+
+    # The table --------------------------------------------------------------------------------------------
+
+    def _find(self, session: str, token: str) -> Live:
+        return self._live[self._manager.find(session, token).id]
+
+    def _info(self, live: Live) -> SessionInfo:
+        s, m = live.session, live.session.machine
+        return SessionInfo(s.id, s.token, m.epoch, s.seed, live.route.graph.spec, s.keys, m.accepted, m.position.step)
+
+    async def _enter(self, live: Live, allocate: Callable[[], Awaitable[None]]) -> SessionInfo:
+        """A new session comes into the table when ``allocate`` has given it its state, or leaves no trace."""
+        try:
+            await allocate()
+        except BaseException:
+            self._manager.remove(live.session)
+            await live.vacate()
+            raise
+        live.session.machine.opened()
+        self._live[live.session.id] = live
+        self._release(live.session)
+        return self._info(live)
+
+    async def _abandon(self, opening: asyncio.Task[SessionInfo]) -> None:
+        """Nobody will ever know the id of the session that was being opened."""
+        info = await opening
+        await self.close(info.id, info.token)
+
+    async def _in_turn(
+        self,
+        live: Live,
+        work: Callable[[], Awaitable[T]],
+        undo: Callable[[asyncio.Task[T]], Coroutine[Any, Any, None]] | None = None,
+    ) -> T:
+        """``work`` when the session's turn has come, to its end even when the caller goes away."""
+
+        async def run() -> T:
+            try:
+                async with live.turn:
+                    live.session.machine.check_usable()
+                    return await work()
+            finally:
+                self._release(live.session)
+
+        self._manager.hold(live.session)
+        return await self._tasks.to_the_end(run(), undo)
+
+    def _release(self, session: Session) -> None:
+        """A call ended; the lease starts when it was the last one."""
+        self._manager.release(session)
+        if (self._leases is None or self._leases.done()) and self._manager.next_due() is not None:
+            self._leases = asyncio.create_task(self._watch_leases())
+
+    async def _watch_leases(self) -> None:
+        """Sleep until the next lease ends; runs only while somebody is idle."""
+        while (due := self._manager.next_due()) is not None and not self._draining:
+            await self._clock.sleep(max(due - self._clock.now(), 0.001))
+            for session in self._manager.expired():
+                expired = StateError("the session was idle for too long", reason=Reason.EXPIRED)
+                self._tasks.spawn(self._end(self._live[session.id], expired))
+
+    def _refuse_when_draining(self) -> None:
+        if self._draining:
+            raise ServerUnavailable("the server is about to stop", reason=Reason.DRAINING)

@@ -1,0 +1,333 @@
+"""Snapshots of sessions on disk, as zarr groups that are whole or refused.
+
+::
+
+    <folder>/<name>/
+        manifest         a BLAKE2 digest of the rest of this file; then, as JSON, every file's size and BLAKE2 digest
+        data.zarr/       zarr v3: group attributes say what the session is, one array each for what it holds
+
+A snapshot is written beside its place and renamed when it is complete. Reading believes nothing: the manifest must
+agree with itself, the files with the manifest, in number, size and content; only then are the bytes that were checked
+parsed. One server uses a folder at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import secrets
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..connect.base import as_numpy
+from ..errors import Exhausted, InvalidInput, MissingExtra, Reason, SnapshotError, UnknownName, nearest
+from ..messages import PayloadKind, Scalar
+from ..session.machine import Position
+from ..session.snapshot import Saved, SnapshotData
+from ..stage import Payload
+from ..types import ActionChunk
+
+if TYPE_CHECKING:
+    import zarr
+
+VERSION = 1
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_MANIFEST, _DATA, _SESSION = "manifest", "data.zarr", "session"
+_MAX_MANIFEST = 16 << 20
+_DIGEST = 32  # bytes
+
+
+class ZarrSnapshots:
+    """A folder of snapshots of at most ``max_bytes`` together. See :class:`~omni_loop.session.snapshot.SnapshotStore`.
+
+    Raises:
+        MissingExtra: zarr is not installed. SnapshotError: the folder cannot be made or written to.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        _zarr()
+        self._folder, self._max_bytes = folder, max_bytes
+        self._lock = threading.Lock()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._sweep()
+        except OSError as error:
+            raise SnapshotError(f"the folder for snapshots cannot be used: {error.strerror}") from error
+
+    def names(self) -> list[str]:
+        """Names of the snapshots there are."""
+        return sorted(path.name for path in self._folder.iterdir() if _NAME.fullmatch(path.name))
+
+    def save(self, name: str, data: SnapshotData) -> Saved:
+        place = self._place(name)
+        with self._lock:
+            beside = self._folder / f".new-{secrets.token_hex(8)}"
+            try:
+                self._reserve(place, sum(array.nbytes for _, array in _arrays(data)))
+                beside.mkdir()
+                _write(beside / _DATA, data)
+                digest = _seal(beside)
+                self._reserve(place, nbytes := _size(beside))
+                self._replace(place, beside)
+            except OSError as error:
+                raise SnapshotError(f"the snapshot {name!r} cannot be written: {error.strerror}") from error
+            finally:
+                shutil.rmtree(beside, ignore_errors=True)  # what is left of a failure; the error itself is raised
+        return Saved(nbytes, digest)
+
+    def load(self, name: str) -> tuple[SnapshotData, Saved]:
+        place = self._place(name)
+        with self._lock:
+            if not place.is_dir() or place.is_symlink():
+                raise UnknownName(f"there is no snapshot {name!r}.{nearest(name, self.names())}")
+            try:
+                files, saved = _checked(place, self._max_bytes)
+            except OSError as error:
+                raise _corrupt(name, f"it cannot be read: {error.strerror}") from error
+            except _Corrupt as error:
+                raise _corrupt(name, str(error)) from error
+        try:
+            return _parse(files), saved
+        except SnapshotError:
+            raise
+        except Exception as error:  # the bytes are as they were written, and yet no snapshot of ours
+            raise _corrupt(name, f"{type(error).__name__} while reading it") from error
+
+    def _place(self, name: str) -> Path:
+        if not _NAME.fullmatch(name):
+            raise InvalidInput(f"{name[:100]!r} cannot name a snapshot: 1 to 100 of letters, digits, '.', '_' and '-'")
+        return self._folder / name
+
+    def _reserve(self, place: Path, need: int) -> None:
+        """Refuse what does not fit beside the other snapshots."""
+        others = sum(_size(path) for path in self._folder.iterdir() if path != place and not path.name.startswith("."))
+        if (missing := others + need - self._max_bytes) > 0:
+            text = f"the snapshot needs {need} bytes, {missing} more than are left for snapshots"
+            raise Exhausted(text, reason=Reason.OUT_OF_BYTES, retryable=False, missing_bytes=missing)
+
+    def _replace(self, place: Path, new: Path) -> None:
+        old = self._folder / f".old-{place.name}"
+        if place.exists():
+            place.rename(old)
+        new.rename(place)
+        _sync(self._folder)
+        if old.exists():
+            shutil.rmtree(old)
+
+    def _sweep(self) -> None:
+        """Finish what a server that died had begun."""
+        for path in self._folder.iterdir():
+            if path.name.startswith(".old-"):
+                place = self._folder / path.name.removeprefix(".old-")
+                shutil.rmtree(path) if place.exists() else path.rename(place)
+            elif path.name.startswith(".new-"):
+                shutil.rmtree(path)
+
+
+class _Corrupt(Exception):
+    """What of a snapshot is not as it was written."""
+
+
+def _corrupt(name: str, why: str) -> SnapshotError:
+    return SnapshotError(f"the snapshot {name!r} is corrupt: {why}")
+
+
+# Writing --------------------------------------------------------------------------------------------------
+
+
+def _arrays(data: SnapshotData) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Every array with its place in the group."""
+    if data.chunk is not None:
+        yield "chunk", data.chunk.actions
+    for group, payloads in (("stages", data.stages), ("feedback", data.feedback)):
+        for number, payload in enumerate(payloads.values()):
+            for index, value in enumerate(payload.arrays.values()):
+                yield f"{group}/{number}/{index}", as_numpy(value)
+
+
+def _write(path: Path, data: SnapshotData) -> None:
+    zarr = _zarr()
+    group = zarr.create_group(store=path, zarr_format=3)
+    group.attrs[_SESSION] = json.dumps(_describe(data))
+    for place, array in _arrays(data):
+        # One chunk as it lies in memory: sizes can be checked before anything is allocated, zeros are written too.
+        stored = group.create_array(
+            place,
+            shape=array.shape,
+            dtype=array.dtype,
+            chunks=tuple(max(n, 1) for n in array.shape),
+            compressors=None,
+            filters=None,
+            config={"write_empty_chunks": True},
+        )
+        if array.size:
+            stored[...] = array
+
+
+def _describe(data: SnapshotData) -> dict[str, Any]:
+    chunk, p = data.chunk, data.position
+    return {
+        "version": VERSION,
+        "pipeline": data.pipeline,
+        "spec": data.spec,
+        "seed": data.seed,
+        "prompt": data.prompt,
+        "keys": list(data.keys),
+        "options": dict(data.options),
+        "epoch": data.epoch,
+        "tick": data.tick,
+        "seq": data.seq,
+        "position": [p.step, p.observed, p.origin],
+        "chunk": None if chunk is None else [chunk.seq, chunk.first_step, chunk.epoch, chunk.policy_revision],
+        "stages": [_payload_text(name, payload) for name, payload in data.stages.items()],
+        "feedback": [_payload_text(name, payload) for name, payload in data.feedback.items()],
+    }
+
+
+def _payload_text(name: str, payload: Payload) -> dict[str, Any]:
+    arrays = list(payload.arrays)
+    return {"name": name, "kind": payload.kind, "schema": payload.schema, "meta": dict(payload.meta), "arrays": arrays}
+
+
+def _seal(folder: Path) -> str:
+    """Write the manifest over what lies in ``folder``; returns its digest."""
+    files = {}
+    for path in _files(folder):
+        content = path.read_bytes()
+        files[path.relative_to(folder).as_posix()] = [len(content), _digest(content)]
+        _sync(path)
+    text = json.dumps({"version": VERSION, "files": files}, sort_keys=True).encode()
+    digest = _digest(text)
+    manifest = folder / _MANIFEST
+    manifest.write_bytes(digest.encode() + b"\n" + text)
+    _sync(manifest)
+    return digest
+
+
+# Reading --------------------------------------------------------------------------------------------------
+
+
+def _checked(folder: Path, max_bytes: int) -> tuple[Mapping[str, bytes], Saved]:
+    """The content of every file under the data, by name, when all of it is as the manifest says."""
+    manifest = folder / _MANIFEST
+    if not manifest.is_file() or (size := manifest.stat().st_size) > _MAX_MANIFEST:
+        raise _Corrupt("it has no manifest")
+    digest, _, text = manifest.read_bytes().partition(b"\n")
+    if digest != _digest(text).encode():
+        raise _Corrupt("its manifest does not match its checksum")
+    known = json.loads(text)
+    if known["version"] != VERSION:
+        raise SnapshotError(f"the snapshot is of version {known['version']}; this server reads version {VERSION}")
+    found = {path.relative_to(folder).as_posix(): path for path in _files(folder)}
+    if odd := sorted(found.keys() ^ known["files"].keys()):
+        raise _Corrupt(f"{odd[0]!r} is {'not in its manifest' if odd[0] in found else 'missing'}")
+    for name, (nbytes, _) in known["files"].items():  # all sizes first, so that nothing is read in vain
+        if found[name].stat().st_size != nbytes:
+            raise _Corrupt(f"{name!r} has {found[name].stat().st_size} bytes, expected {nbytes}")
+        size += nbytes
+    if size > max_bytes:
+        raise SnapshotError(f"the snapshot has {size} bytes; this server keeps at most {max_bytes}")
+    files = {}
+    for name, (_, expected) in known["files"].items():
+        content = found[name].read_bytes()
+        if _digest(content) != expected:
+            raise _Corrupt(f"{name!r} does not match its checksum")
+        files[name.removeprefix(f"{_DATA}/")] = content
+    return files, Saved(size, digest.decode())
+
+
+def _parse(files: Mapping[str, bytes]) -> SnapshotData:
+    zarr = _zarr()
+    from zarr.core.buffer import default_buffer_prototype
+
+    buffer = default_buffer_prototype().buffer
+    store = zarr.storage.MemoryStore(
+        {name: buffer.from_bytes(content) for name, content in files.items()}, read_only=True
+    )
+    group = zarr.open_group(store, mode="r")
+    about = json.loads(str(group.attrs[_SESSION]))
+    held = sum(map(len, files.values()))
+    actions = None if about["chunk"] is None else _read(group, "chunk", held)
+    return SnapshotData(
+        pipeline=about["pipeline"],
+        spec=about["spec"],
+        seed=about["seed"],
+        prompt=about["prompt"],
+        keys=tuple(about["keys"]),
+        options=about["options"],
+        epoch=about["epoch"],
+        tick=about["tick"],
+        seq=about["seq"],
+        position=Position(*about["position"]),
+        chunk=None if actions is None else _chunk(actions, *about["chunk"]),
+        stages=_payloads(group, "stages", about["stages"], held),
+        feedback=_payloads(group, "feedback", about["feedback"], held),
+    )
+
+
+def _chunk(actions: NDArray[Any], seq: int, first_step: int, epoch: int, revision: str) -> ActionChunk:
+    return ActionChunk(seq, first_step, actions, epoch, revision)
+
+
+def _payloads(group: zarr.Group, name: str, about: list[dict[str, Any]], held: int) -> dict[str, Payload]:
+    payloads = {}
+    for number, one in enumerate(about):
+        arrays = {key: _read(group, f"{name}/{number}/{i}", held) for i, key in enumerate(one["arrays"])}
+        meta: dict[str, Scalar] = one["meta"]
+        payloads[one["name"]] = Payload(PayloadKind(one["kind"]), arrays, meta, one["schema"])
+    return payloads
+
+
+def _read(group: zarr.Group, place: str, held: int) -> NDArray[Any]:
+    stored: Any = group[place]
+    if math.prod(stored.shape) * stored.dtype.itemsize > held:  # or a shape that lies would be filled with zeros
+        raise SnapshotError("the snapshot is corrupt: an array is larger than the files")
+    return np.array(stored[...], copy=True)
+
+
+# Files ----------------------------------------------------------------------------------------------------
+
+
+def _files(folder: Path) -> list[Path]:
+    """Every file under ``folder`` but the manifest; links are refused."""
+    found = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not (path.is_dir() or path.is_file()):
+            raise _Corrupt(f"{path.name!r} is no plain file")
+        if path.is_file() and path != folder / _MANIFEST:
+            found.append(path)
+    return found
+
+
+def _size(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _sync(path: Path) -> None:
+    """What lies at ``path`` outlives a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _digest(content: bytes) -> str:
+    return blake2b(content, digest_size=_DIGEST).hexdigest()
+
+
+def _zarr() -> Any:
+    try:
+        import zarr
+    except ImportError as error:
+        raise MissingExtra("snapshots need zarr: install omni-loop[serve]") from error
+    return zarr
