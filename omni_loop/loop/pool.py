@@ -95,13 +95,27 @@ def _build(deployment: Deployment, graphs: Sequence[CompiledPipeline]) -> list[R
             options = {**stage.options, **deployment.stage_options.get(stage.factory, {})}
             entries[full] = (full, stage.factory, options)
     placed = deployment.place(entries)
-    budget = Budget(deployment.limits.max_sessions, deployment.pools.budget_bytes, deployment.pools.blocks)
+    pools = deployment.pools
+    budget = Budget(
+        max_sessions=deployment.limits.max_sessions,
+        nbytes=pools.budget_bytes,
+        blocks=pools.blocks,
+        rewind_ticks=deployment.session.rewind_ticks,
+        evict=pools.evict,
+    )
     handles: list[RunnerHandle] = []
     for runner in deployment.runners:
         stages = [entry for full, entry in entries.items() if placed[full] == runner.name]
         if not stages:
             raise ConfigError(f"runner {runner.name!r} has no stage left to run; leave it out")
-        settings = RunnerSettings(runner.threads, runner.device, budget)
+        settings = RunnerSettings(
+            threads=runner.threads,
+            device=runner.device,
+            budget=budget,
+            max_batch=runner.max_batch,
+            max_wait_ms=runner.max_wait_ms,
+            queue_ms=pools.queue_ms,
+        )
         if runner.placement == "process":
             handles.append(ProcessRunner(runner.name, stages, settings))
         else:

@@ -219,8 +219,11 @@ class Runner:
         return Payload(payload.kind, arrays, payload.meta, payload.schema)
 
     def _commit(self, command: Commit) -> Done:
-        self._current(command.session, command.epoch)
-        self.state.commit(command.session, command.tick, command.stages)
+        session = self._current(command.session, command.epoch)
+        self.state.commit(
+            command.session, command.tick, command.stages, command.epoch, command.recomputable, session.cost_ms
+        )
+        session.cost_ms = 0.0
         self._decided(command.session, command.tick, command.stages)
         return Done(0)
 
@@ -234,7 +237,7 @@ class Runner:
 
     def _reset(self, command: ResetSession) -> Done:
         session = self._not_over(command.session, command.epoch)
-        self.state.reset(command.session)
+        self.state.reset(command.session, command.epoch)
         self._move_on(command.session, command.epoch)
         session.seed = session.seed if command.seed is None else command.seed
         session.prompt = session.prompt if command.prompt is None else command.prompt
@@ -270,7 +273,7 @@ class Runner:
             if revision != mine:
                 raise SnapshotError(f"the state of {stage!r} is of revision {revision!r}; this server has {mine!r}")
             states[stage] = ({name: _tensor(value) for name, value in payload.arrays.items()}, meta)
-        self.state.import_(command.session, states)
+        self.state.import_(command.session, states, command.epoch)
         self._sessions[command.session] = _Session(command.seed, command.prompt, command.epoch)
         self.undecided.discard(command.session)
         return Done(0)
