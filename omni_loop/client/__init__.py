@@ -8,14 +8,18 @@ with connect("127.0.0.1:50051") as client, client.open("pusht", keys=("image", "
 from __future__ import annotations
 
 from .aio import AsyncClient, AsyncSession
-from .book import ServerInfo
+from .book import ServerInfo, SessionList, SessionSummary
 from .channel import TIMEOUT_S
-from .stream import Draining, FramesLost, Refused, SessionStream, Skipped, WasReset
+from .stream import Draining, FramesLost, Refused, SessionStream, Skipped, WasReset, WasRewound
 from .sync import Client, Session
 
 
 def connect(address: str, *, timeout_s: float = TIMEOUT_S) -> Client:
-    """A client of the server at ``host:port``; ``timeout_s`` bounds every call. Connects at the first call."""
+    """A client of the server at ``host:port``; ``timeout_s`` bounds every call. Connects at the first call.
+
+    Raises:
+        InvalidInput: an address or a time that cannot be right, named with what is.
+    """
     return Client(address, timeout_s)
 
 
@@ -33,9 +37,12 @@ __all__ = [
     "Refused",
     "ServerInfo",
     "Session",
+    "SessionList",
     "SessionStream",
+    "SessionSummary",
     "Skipped",
     "WasReset",
+    "WasRewound",
     "connect",
     "connect_async",
 ]

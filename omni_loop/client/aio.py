@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from ..errors import OmniLoopError
 from ..types import SessionSpec, TickResult
 from ..wire import loop_pb2 as pb
-from . import book, channel
+from . import arguments, book, channel
 from .stream import SessionStream
 
 log = logging.getLogger(__name__)
@@ -28,9 +28,9 @@ class AsyncClient:
     """See :class:`~omni_loop.client.sync.Client`. Belongs to the event loop it was made in."""
 
     def __init__(self, address: str, timeout_s: float = channel.TIMEOUT_S) -> None:
-        self.address = address
-        self.channel = grpc.aio.insecure_channel(address, options=channel.OPTIONS)
-        self._timeout_s = timeout_s
+        self.address = arguments.address("address", address)
+        self.channel = grpc.aio.insecure_channel(self.address, options=channel.OPTIONS)
+        self._timeout_s = arguments.seconds("timeout_s", timeout_s)
         self._calls: dict[str, Any] = {}
 
     async def __aenter__(self) -> AsyncClient:
@@ -64,6 +64,16 @@ class AsyncClient:
         request = book.open_request(pipeline, prompt, seed, keys, options or {}, spec_digest, image_encoding)
         reply = await self.call("OpenSession", request, pb.OpenSessionReply)
         return AsyncSession(self, book.Book(reply, image_encoding))
+
+    async def restore(self, name: str, *, image_encoding: str = "raw") -> AsyncSession:
+        """See :meth:`Client.restore <omni_loop.client.sync.Client.restore>`."""
+        request = book.restore_request(name, image_encoding)
+        return AsyncSession(self, book.Book(await self.call("Restore", request, pb.OpenSessionReply), image_encoding))
+
+    async def sessions(self, *mine: AsyncSession) -> book.SessionList:
+        """How many sessions are open, and details of those of ``mine`` that are."""
+        request = book.list_request(session._book for session in mine)
+        return book.read_list(await self.call("ListSessions", request, pb.ListSessionsReply))
 
     async def call(self, name: str, request: Message, reply: type[R]) -> R:
         """One unary call, with the server's typed errors."""
@@ -123,6 +133,10 @@ class AsyncSession:
     def seed(self) -> int:
         return self._book.seed
 
+    @property
+    def start_step(self) -> int:
+        return self._book.start_step
+
     async def infer(
         self,
         arrays: Mapping[str, ArrayLike],
@@ -153,6 +167,31 @@ class AsyncSession:
     ) -> TickResult:
         request = self._book.recondition(arrays, executed, first_step, deadline_ms)
         return self._book.read(await self._client.call("Recondition", request, pb.TickReply))
+
+    async def plan(
+        self,
+        *,
+        horizon: int | None = None,
+        candidates: int | None = None,
+        iterations: int | None = None,
+        method: str = "cem",
+        budget_ms: float = 0.0,
+        goal: ArrayLike | None = None,
+        init: ArrayLike | None = None,
+        deadline_ms: float = 0.0,
+    ) -> TickResult:
+        request = self._book.plan(horizon, candidates, iterations, method, budget_ms, goal, init, deadline_ms)
+        return self._book.read(await self._client.call("Plan", request, pb.TickReply))
+
+    async def fork(self, *, seed: int | None = None) -> AsyncSession:
+        reply = await self._client.call("Fork", self._book.fork(seed), pb.OpenSessionReply)
+        return AsyncSession(self._client, self._book.forked(reply))
+
+    async def rewind(self, step: int) -> int:
+        return self._book.read_rewind(await self._client.call("Rewind", self._book.rewind(step), pb.RewindReply))
+
+    async def snapshot(self, name: str) -> int:
+        return (await self._client.call("Snapshot", self._book.snapshot(name), pb.SnapshotReply)).bytes
 
     async def reset(self, *, seed: int | None = None, prompt: str | None = None) -> int:
         reply = await self._client.call("Reset", self._book.reset(seed, prompt), pb.ResetReply)

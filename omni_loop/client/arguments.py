@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,6 +15,8 @@ from ..errors import SHOWN, InvalidInput, nearest
 from ..wire import codec
 
 ENCODINGS = ("raw", "png", "jpeg")
+YEAR_S = 365 * 86_400
+_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
 
 
 def whole(name: str, value: Any, most: int) -> int:
@@ -35,6 +39,40 @@ def duration(name: str, value: Any) -> float:
     if not (math.isfinite(number) and number >= 0):
         raise InvalidInput(f"{name} is {_shown(value)}; it must be finite and at least 0, where 0 means none")
     return number
+
+
+def seconds(name: str, value: Any) -> float:
+    """A number of seconds above 0 and of at most a year: gRPC takes more for a time that is over."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise InvalidInput(f"{name} is {_shown(value)}; it must be a number of seconds")
+    if not 0 < value <= YEAR_S:  # false for NaN too
+        raise InvalidInput(f"{name} is {_shown(value)}; it must be above 0 and at most {YEAR_S} seconds")
+    return float(value)
+
+
+def address(name: str, value: Any) -> str:
+    """``host:port`` as gRPC takes it; an IPv6 host stands in brackets."""
+    example = "it must be host:port, such as 127.0.0.1:50051"
+    host, _, port = text(name, value, codec.MAX_NAME).rpartition(":")
+    if not host or not port:
+        raise InvalidInput(f"{name} is {_shown(value)}; {example}")
+    if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+        raise InvalidInput(f"{name} is {_shown(value)}, whose port is no number from 1 to 65535; {example}")
+    if host.startswith("["):
+        if not _is_ip6(host[1:-1]) or host[-1] != "]":
+            raise InvalidInput(f"{name} is {_shown(value)}, whose host is no IPv6 address; write [::1]:50051")
+    elif ":" in host and _is_ip6(host):
+        raise InvalidInput(f"{name} is {_shown(value)}; an IPv6 host stands in brackets: [{host}]:{port}")
+    elif not _HOST.fullmatch(host):
+        raise InvalidInput(f"{name} is {_shown(value)}, whose host is no name and no IPv4 address; {example}")
+    return f"{host}:{port}"
+
+
+def _is_ip6(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == 6
+    except ValueError:
+        return False
 
 
 def text(name: str, value: Any, most: int | None = None) -> str:

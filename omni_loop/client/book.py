@@ -5,7 +5,7 @@ Arrays are checked against the session's spec before they are sent, so a mistake
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,8 +66,49 @@ def open_request(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class SessionSummary:
+    """One of the caller's sessions. ``phase``: idle, running, trailing (an answer is out, frames asked for besides
+    are under way) or lost; ``last_seq``: the highest one the server has accepted."""
+
+    id: str
+    pipeline: str
+    phase: str
+    epoch: int
+    step: int
+    last_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionList:
+    """``counts``: open sessions of all clients by pipeline; ``sessions``: those that were asked for and are open."""
+
+    counts: Mapping[str, int]
+    sessions: tuple[SessionSummary, ...]
+
+
+def restore_request(name: str, image_encoding: str = "raw") -> pb.RestoreRequest:
+    """Raises :class:`InvalidInput` naming the argument."""
+    check_encoding("image_encoding", image_encoding)
+    return pb.RestoreRequest(name=codec.check_snapshot_name(text("name", name)))
+
+
+def list_request(books: Iterable[Book]) -> pb.ListSessionsRequest:
+    return pb.ListSessionsRequest(sessions=[book.ref for book in books])
+
+
+def read_list(reply: pb.ListSessionsReply) -> SessionList:
+    return SessionList(
+        counts=dict(reply.counts),
+        sessions=tuple(
+            SessionSummary(s.session, s.pipeline, s.phase, s.epoch, s.step, s.last_seq) for s in reply.sessions
+        ),
+    )
+
+
 class Book:
-    """What a client knows of its session: id, token, spec, epoch and the last ``seq`` it used."""
+    """What a client knows of its session: id, token, spec, epoch, the last ``seq`` used, and ``start_step``, where
+    the session stood when it was opened, forked, restored, reset or rewound."""
 
     def __init__(self, reply: pb.OpenSessionReply, image_encoding: str = "raw") -> None:
         self.ref = pb.SessionRef(session=reply.session, resume_token=reply.resume_token)
@@ -75,8 +116,16 @@ class Book:
         self.keys = tuple(reply.observation_keys)
         self.epoch = reply.epoch
         self.seed = reply.seed
-        self.seq = 0
-        self._image_encoding = image_encoding
+        self.seq = reply.last_seq
+        self.start_step = reply.step
+        self.image_encoding = image_encoding
+
+    def forked(self, reply: pb.OpenSessionReply) -> Book:
+        """The child's book. A seq the parent has used may have failed, or be of an epoch that is over: then the server
+        answers for less than the parent's book says, and takes any greater one."""
+        child = Book(reply, self.image_encoding)
+        child.seq = max(child.seq, self.seq)
+        return child
 
     def infer(
         self,
@@ -125,6 +174,41 @@ class Book:
         message.seq = self._next()
         return message
 
+    def plan(
+        self,
+        horizon: int | None,
+        candidates: int | None,
+        iterations: int | None,
+        method: str,
+        budget_ms: float,
+        goal: ArrayLike | None,
+        init: ArrayLike | None,
+        deadline_ms: float = 0.0,
+    ) -> pb.PlanRequest:
+        message = pb.PlanRequest(
+            session=self.ref,
+            horizon=None if horizon is None else whole("horizon", horizon, UINT32),
+            candidates=None if candidates is None else whole("candidates", candidates, UINT32),
+            iterations=None if iterations is None else whole("iterations", iterations, UINT32),
+            method=text("method", method),
+            budget_ms=duration("budget_ms", budget_ms),
+            goal=None if goal is None else self._encode(codec.goal_spec(self.spec), goal, "goal"),
+            init=self._actions("init", init),
+            deadline_ms=duration("deadline_ms", deadline_ms),
+        )
+        codec.check_plan(message, self.spec)
+        message.seq = self._next()
+        return message
+
+    def fork(self, seed: int | None) -> pb.ForkRequest:
+        return pb.ForkRequest(session=self.ref, seed=None if seed is None else whole("seed", seed, UINT64))
+
+    def rewind(self, step: int) -> pb.RewindRequest:
+        return pb.RewindRequest(session=self.ref, step=whole("step", step, MAX_COUNT))
+
+    def snapshot(self, name: str) -> pb.SnapshotRequest:
+        return pb.SnapshotRequest(session=self.ref, name=codec.check_snapshot_name(text("name", name)))
+
     def reset(self, seed: int | None, prompt: str | None) -> pb.ResetRequest:
         return pb.ResetRequest(
             session=self.ref,
@@ -138,7 +222,11 @@ class Book:
         return result
 
     def read_reset(self, reply: pb.ResetReply) -> int:
-        self.epoch = reply.epoch
+        self.epoch, self.start_step = reply.epoch, 0
+        return self.epoch
+
+    def read_rewind(self, reply: pb.RewindReply) -> int:
+        self.epoch, self.start_step = reply.epoch, reply.step
         return self.epoch
 
     def _next(self) -> int:
@@ -157,11 +245,15 @@ class Book:
             spec = self.spec.observation(name)
             if spec is None:
                 raise TensorError(f"pipeline {self.spec.pipeline!r} has no observation {name!r}")
-            array = as_array(spec, value, name)
-            codec.check_array(spec, array, leading)
-            image = array.dtype == np.uint8 and array.ndim == 3 and array.shape[2] == 3
-            encoded[name] = codec.encode_tensor(array, self._image_encoding if image else "raw")
+            encoded[name] = self._encode(spec, value, name, leading)
         return encoded
+
+    def _encode(self, spec: ArraySpec, value: ArrayLike, name: str, leading: int = 0) -> pb.Tensor:
+        """Any array of ``spec``; one that is an image is compressed as the session was told."""
+        array = as_array(spec, value, name)
+        codec.check_array(spec, array, leading, name)
+        image = array.dtype == np.uint8 and array.ndim == 3 and array.shape[2] == 3
+        return codec.encode_tensor(array, self.image_encoding if image else "raw")
 
     def _actions(self, name: str, value: ArrayLike | None) -> pb.Tensor | None:
         if value is None:

@@ -55,13 +55,21 @@ class WasReset:
 
 
 @dataclass(frozen=True, slots=True)
+class WasRewound:
+    """A new epoch has begun, at a step the session stood at before."""
+
+    epoch: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Draining:
     """The server is about to stop; it reads no more requests."""
 
     text: str
 
 
-Event = Union[TickResult, FramePrediction, FramesLost, Skipped, Refused, WasReset, Draining]  # noqa: UP007  3.10
+Event = Union[TickResult, FramePrediction, FramesLost, Skipped, Refused, WasReset, WasRewound, Draining]  # noqa: UP007  3.10
 
 
 class SessionStream:
@@ -121,6 +129,28 @@ class SessionStream:
         await self._send(pb.ClientMessage(recondition=request))
         return request.seq
 
+    async def plan(
+        self,
+        *,
+        horizon: int | None = None,
+        candidates: int | None = None,
+        iterations: int | None = None,
+        method: str = "cem",
+        budget_ms: float = 0.0,
+        goal: ArrayLike | None = None,
+        init: ArrayLike | None = None,
+        deadline_ms: float = 0.0,
+    ) -> int:
+        """Ask for a plan, as :meth:`Session.plan <omni_loop.client.sync.Session.plan>` does; the ``seq``."""
+        request = self._book.plan(horizon, candidates, iterations, method, budget_ms, goal, init, deadline_ms)
+        await self._send(pb.ClientMessage(plan=request))
+        return request.seq
+
+    async def rewind(self, step: int) -> None:
+        """Go back to ``step`` after the requests sent so far; answered by :class:`WasRewound`, or :class:`Refused`
+        with seq 0."""
+        await self._send(pb.ClientMessage(rewind=self._book.rewind(step)))
+
     async def reset(self, *, seed: int | None = None, prompt: str | None = None) -> None:
         """Begin a new episode after the requests sent so far; answered by :class:`WasReset`. As for
         :meth:`Session.reset <omni_loop.client.sync.Session.reset>`, a seed does not repeat an earlier epoch."""
@@ -155,6 +185,9 @@ class SessionStream:
             return Refused(message.error.seq, codec.decode_error(message.error))
         if kind == "reset":
             return WasReset(self._book.read_reset(message.reset))
+        if kind == "rewind":
+            epoch = self._book.read_rewind(message.rewind)
+            return WasRewound(epoch, message.rewind.step)
         if kind == "draining":
             return Draining(message.draining)
         raise InvalidInput(f"the server sent a message this version does not know: {kind}")

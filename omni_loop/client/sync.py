@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from ..errors import OmniLoopError
 from ..types import SessionSpec, TickResult
 from ..wire import loop_pb2 as pb
-from . import book, channel
+from . import arguments, book, channel
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +29,9 @@ class Client:
     """
 
     def __init__(self, address: str, timeout_s: float = channel.TIMEOUT_S) -> None:
-        self.address = address
-        self._timeout_s = timeout_s
-        self._channel = grpc.insecure_channel(address, options=channel.OPTIONS)
+        self.address = arguments.address("address", address)
+        self._timeout_s = arguments.seconds("timeout_s", timeout_s)
+        self._channel = grpc.insecure_channel(self.address, options=channel.OPTIONS)
         self._calls: dict[str, Any] = {}
 
     def __enter__(self) -> Client:
@@ -65,6 +65,17 @@ class Client:
         right raises :class:`~omni_loop.errors.InvalidInput` before anything is sent, here and in every call."""
         request = book.open_request(pipeline, prompt, seed, keys, options or {}, spec_digest, image_encoding)
         return Session(self, book.Book(self.call("OpenSession", request, pb.OpenSessionReply), image_encoding))
+
+    def restore(self, name: str, *, image_encoding: str = "raw") -> Session:
+        """A session that continues the snapshot ``name`` bit for bit, at its ``start_step``. Raises
+        :class:`~omni_loop.errors.SnapshotError` when it is not there, corrupt, or of other weights."""
+        request = book.restore_request(name, image_encoding)
+        return Session(self, book.Book(self.call("Restore", request, pb.OpenSessionReply), image_encoding))
+
+    def sessions(self, *mine: Session) -> book.SessionList:
+        """How many sessions are open, and details of those of ``mine`` that are."""
+        request = book.list_request(session._book for session in mine)
+        return book.read_list(self.call("ListSessions", request, pb.ListSessionsReply))
 
     def call(self, name: str, request: Message, reply: type[R]) -> R:
         """One unary call, with the server's typed errors."""
@@ -123,6 +134,11 @@ class Session:
     def seed(self) -> int:
         return self._book.seed
 
+    @property
+    def start_step(self) -> int:
+        """The control step it stood at when it was opened, forked, restored, reset or rewound."""
+        return self._book.start_step
+
     def infer(
         self,
         arrays: Mapping[str, ArrayLike],
@@ -157,6 +173,43 @@ class Session:
         ``executed`` are n rows, or n - 1 when the first step has no predecessor."""
         request = self._book.recondition(arrays, executed, first_step, deadline_ms)
         return self._book.read(self._client.call("Recondition", request, pb.TickReply))
+
+    def plan(
+        self,
+        *,
+        horizon: int | None = None,
+        candidates: int | None = None,
+        iterations: int | None = None,
+        method: str = "cem",
+        budget_ms: float = 0.0,
+        goal: ArrayLike | None = None,
+        init: ArrayLike | None = None,
+        deadline_ms: float = 0.0,
+    ) -> TickResult:
+        """The best actions found by imagining ``candidates`` futures of ``horizon`` steps in each of ``iterations``
+        rounds; the session stays as it is. None: the server chooses (8 steps, 64 futures, 3 rounds).
+
+        ``method`` cem or mppi. ``goal uint8[h, w, 3]``: the frame to reach; None: the most progress. ``init
+        float32[horizon, action_dim]``: where the search begins. ``budget_ms`` ends the search with the best found so
+        far; 0: never. The result's ``chunk`` has the actions, ``plan`` how they were found."""
+        request = self._book.plan(horizon, candidates, iterations, method, budget_ms, goal, init, deadline_ms)
+        return self._book.read(self._client.call("Plan", request, pb.TickReply))
+
+    def fork(self, *, seed: int | None = None) -> Session:
+        """A child that stands where this session stands; from here on each goes its own way. Its next seq and step are
+        this one's. ``seed``: None keeps the parent's, and the same calls are answered the same."""
+        reply = self._client.call("Fork", self._book.fork(seed), pb.OpenSessionReply)
+        return Session(self._client, self._book.forked(reply))
+
+    def rewind(self, step: int) -> int:
+        """Go back to the last commit at which the session stood at ``step``; the new epoch. What came later is
+        forgotten. Raises :class:`~omni_loop.errors.StateError` naming the steps that can be reached."""
+        return self._book.read_rewind(self._client.call("Rewind", self._book.rewind(step), pb.RewindReply))
+
+    def snapshot(self, name: str) -> int:
+        """Keep the session's state on the server under ``name`` (letters, digits, dots, dashes and underscores), for
+        :meth:`Client.restore`; the bytes written."""
+        return self._client.call("Snapshot", self._book.snapshot(name), pb.SnapshotReply).bytes
 
     def reset(self, *, seed: int | None = None, prompt: str | None = None) -> int:
         """Begin a new episode; the new epoch. None keeps the seed or the prompt.

@@ -7,21 +7,22 @@ bytes, so that a message that does not parse is answered like any other bad inpu
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from ..errors import InvalidInput, OmniLoopError, Reason, ServerUnavailable
-from ..loop.request import SessionInfo, TickRequest
-from ..types import Op, SessionSpec, TickResult
+from ..errors import InvalidInput, OmniLoopError, Reason, ServerUnavailable, UnknownSession
+from ..loop.request import SessionInfo, SessionSummary, TickRequest
+from ..types import SessionSpec, TickResult
 from ..wire import codec
 from ..wire import loop_pb2 as pb
 from .refusal import Context, public, refuse
+from .requests import Ask, Decoder
 from .stream import Connection
 
 if TYPE_CHECKING:
@@ -29,11 +30,7 @@ if TYPE_CHECKING:
     from ..loop.orchestrator import Orchestrator
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Loop"].full_name
-# Above this, parsing and decoding leave the event loop; below it a thread costs more than the work.
-INLINE_BYTES = 256 << 10
 
-P = ParamSpec("P")
-T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 
 
@@ -42,11 +39,11 @@ class LoopService:
 
     def __init__(self, limits: codec.Limits) -> None:
         self.limits = limits
+        self.decoder = Decoder(limits)
         self.orchestrator: Orchestrator | None = None
         self.draining = False
         self._streams: dict[str, Connection] = {}
         self._ticks: set[asyncio.Task[TickResult]] = set()
-        self._decoders = ThreadPoolExecutor(1, "decode")
 
     def handler(self) -> grpc.GenericRpcHandler:
         """What a ``grpc.aio`` server adds."""
@@ -54,9 +51,15 @@ class LoopService:
             "GetServerInfo": self._unary(pb.GetServerInfoRequest, self._server_info),
             "OpenSession": self._unary(pb.OpenSessionRequest, self._open),
             "Infer": self._unary(pb.InferRequest, self._infer),
-            "Predict": self._unary(pb.PredictRequest, self._predict),
-            "Recondition": self._unary(pb.ReconditionRequest, self._recondition),
+            "Predict": self._unary(pb.PredictRequest, self._tick),
+            "Recondition": self._unary(pb.ReconditionRequest, self._tick),
+            "Plan": self._unary(pb.PlanRequest, self._tick),
             "Reset": self._unary(pb.ResetRequest, self._reset),
+            "Rewind": self._unary(pb.RewindRequest, self._rewind),
+            "Fork": self._unary(pb.ForkRequest, self._fork),
+            "Snapshot": self._unary(pb.SnapshotRequest, self._snapshot),
+            "Restore": self._unary(pb.RestoreRequest, self._restore),
+            "ListSessions": self._unary(pb.ListSessionsRequest, self._list_sessions),
             "Close": self._unary(pb.CloseRequest, self._close),
             "Stream": grpc.stream_stream_rpc_method_handler(self._stream),
         }
@@ -69,7 +72,7 @@ class LoopService:
             stream.drain()
 
     def close(self) -> None:
-        self._decoders.shutdown(wait=False)
+        self.decoder.close()
 
     @property
     def core(self) -> Orchestrator:
@@ -90,62 +93,6 @@ class LoopService:
         except OmniLoopError:
             return 0
 
-    async def off_loop(self, heavy: bool, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """``function(...)``, on the decoding thread when it is ``heavy``."""
-        if not heavy:
-            return function(*args, **kwargs)
-        call = asyncio.get_running_loop().run_in_executor(self._decoders, lambda: function(*args, **kwargs))
-        return await call
-
-    async def parse(self, kind: type[M], raw: bytes) -> M:
-        return await self.off_loop(len(raw) > INLINE_BYTES, codec.parse, kind, raw, self.limits)
-
-    async def infer_request(self, info: SessionInfo, message: pb.Observation, nbytes: int) -> TickRequest:
-        heavy = nbytes > INLINE_BYTES or _has_images(message.arrays)
-        observation = await self.off_loop(
-            heavy, codec.decode_observation, message, info.spec, info.observation_keys, self.limits
-        )
-        return TickRequest(
-            session=info.id,
-            token=info.token,
-            seq=observation.seq,
-            op=Op.INFER,
-            step=observation.step,
-            arrays=observation.arrays,
-            executed=observation.executed,
-            frames=observation.frames,
-            deadline_ms=observation.deadline_ms,
-        )
-
-    async def predict_request(self, info: SessionInfo, message: pb.PredictRequest, nbytes: int) -> TickRequest:
-        heavy = nbytes > INLINE_BYTES
-        predict = await self.off_loop(heavy, codec.decode_predict, message, info.spec, self.limits)
-        return TickRequest(
-            session=info.id,
-            token=info.token,
-            seq=predict.seq,
-            op=Op.PREDICT,
-            actions=predict.actions,
-            steps=predict.steps,
-            deadline_ms=predict.deadline_ms,
-        )
-
-    async def recondition_request(self, info: SessionInfo, message: pb.ReconditionRequest, nbytes: int) -> TickRequest:
-        heavy = nbytes > INLINE_BYTES
-        run = await self.off_loop(
-            heavy, codec.decode_recondition, message, info.spec, info.observation_keys, self.limits
-        )
-        return TickRequest(
-            session=info.id,
-            token=info.token,
-            seq=run.seq,
-            op=Op.RECONDITION,
-            step=run.first_step,
-            arrays=run.arrays,
-            executed=run.executed,
-            deadline_ms=run.deadline_ms,
-        )
-
     def start_tick(self, request: TickRequest, on_part: OnPart | None = None) -> asyncio.Task[TickResult]:
         """The tick, to be awaited under a shield: it runs to its end even if the caller goes away, and its answer
         is kept for a repeat of the seq. Ticks reach the orchestrator in the order of these calls."""
@@ -161,9 +108,10 @@ class LoopService:
         seed = request.seed if request.HasField("seed") else None
         return pb.ResetReply(epoch=await self.core.reset(info.id, info.token, seed, prompt))
 
-    async def encode(self, result: TickResult) -> pb.TickReply:
-        heavy = result.frames is not None and result.frames.frames.nbytes > INLINE_BYTES
-        return await self.off_loop(heavy, codec.encode_result, result)
+    async def rewind(self, request: pb.RewindRequest, info: SessionInfo) -> pb.RewindReply:
+        codec.check_step(request.step)
+        epoch, step = await self.core.rewind(info.id, info.token, request.step)
+        return pb.RewindReply(epoch=epoch, step=step)
 
     # Calls -----------------------------------------------------------------------------------------------
 
@@ -173,7 +121,7 @@ class LoopService:
         async def call(raw: bytes, context: Context) -> bytes:
             message: M | None = None
             try:
-                message = await self.parse(kind, raw)
+                message = await self.decoder.parse(kind, raw)
                 reply = await method(message, len(raw))
                 return reply.SerializeToString()
             except Exception as error:
@@ -194,24 +142,50 @@ class LoopService:
         )
 
     async def _open(self, request: pb.OpenSessionRequest, nbytes: int) -> pb.OpenSessionReply:
-        if self.draining:
-            raise ServerUnavailable("the server is about to stop and opens no sessions", reason=Reason.DRAINING)
+        self._refuse_when_draining()
         codec.check_open(request, self.limits)
         _check_digest(request, self.core.specs)
         seed = request.seed if request.HasField("seed") else None
         keys, options = tuple(request.observation_keys), dict(request.options)
-        info = await self.core.open(request.pipeline, seed, request.prompt, keys, options)
-        return pb.OpenSessionReply(
-            session=info.id,
-            resume_token=info.token,
-            epoch=info.epoch,
-            seed=info.seed,
-            spec=codec.encode_spec(info.spec),
-            observation_keys=info.observation_keys,
+        return _opened(await self.core.open(request.pipeline, seed, request.prompt, keys, options))
+
+    async def _fork(self, request: pb.ForkRequest, nbytes: int) -> pb.OpenSessionReply:
+        self._refuse_when_draining()
+        seed = request.seed if request.HasField("seed") else None
+        return _opened(await self.core.fork(request.session.session, request.session.resume_token, seed))
+
+    async def _restore(self, request: pb.RestoreRequest, nbytes: int) -> pb.OpenSessionReply:
+        self._refuse_when_draining()
+        return _opened(await self.core.restore(codec.check_snapshot_name(request.name)))
+
+    async def _snapshot(self, request: pb.SnapshotRequest, nbytes: int) -> pb.SnapshotReply:
+        info = self.info(request.session)
+        written = await self.core.snapshot(info.id, info.token, codec.check_snapshot_name(request.name))
+        return pb.SnapshotReply(bytes=written)
+
+    async def _list_sessions(self, request: pb.ListSessionsRequest, nbytes: int) -> pb.ListSessionsReply:
+        codec.check_list(request, self.limits)
+        summaries = {summary.id: summary for summary in self.core.list_sessions()}
+        shown = [summaries[ref.session] for ref in request.sessions if self._owns(ref) and ref.session in summaries]
+        return pb.ListSessionsReply(
+            counts=Counter(summary.pipeline for summary in summaries.values()),
+            sessions=[_summary(summary) for summary in shown],
         )
 
-    async def _answer(self, request: TickRequest) -> pb.TickReply:
-        return await self.encode(await asyncio.shield(self.start_tick(request)))
+    def _owns(self, ref: pb.SessionRef) -> bool:
+        try:
+            self.info(ref)
+        except UnknownSession:
+            return False
+        return True
+
+    def _refuse_when_draining(self) -> None:
+        if self.draining:
+            raise ServerUnavailable("the server is about to stop and opens no sessions", reason=Reason.DRAINING)
+
+    async def _answer(self, info: SessionInfo, message: Ask, nbytes: int) -> pb.TickReply:
+        request = await self.decoder.tick(info, message, nbytes)
+        return await self.decoder.encode(await asyncio.shield(self.start_tick(request)))
 
     def _end_tick(self, task: asyncio.Task[TickResult]) -> None:
         self._ticks.discard(task)
@@ -219,19 +193,18 @@ class LoopService:
             task.exception()  # seen: whoever waited has it, and a caller that left wants no report
 
     async def _infer(self, request: pb.InferRequest, nbytes: int) -> pb.TickReply:
-        info = self.info(request.session)
-        return await self._answer(await self.infer_request(info, request.observation, nbytes))
+        return await self._answer(self.info(request.session), request.observation, nbytes)
 
-    async def _predict(self, request: pb.PredictRequest, nbytes: int) -> pb.TickReply:
-        info = self.info(request.session)
-        return await self._answer(await self.predict_request(info, request, nbytes))
-
-    async def _recondition(self, request: pb.ReconditionRequest, nbytes: int) -> pb.TickReply:
-        info = self.info(request.session)
-        return await self._answer(await self.recondition_request(info, request, nbytes))
+    async def _tick(
+        self, request: pb.PredictRequest | pb.ReconditionRequest | pb.PlanRequest, nbytes: int
+    ) -> pb.TickReply:
+        return await self._answer(self.info(request.session), request, nbytes)
 
     async def _reset(self, request: pb.ResetRequest, nbytes: int) -> pb.ResetReply:
         return await self.reset(request, self.info(request.session))
+
+    async def _rewind(self, request: pb.RewindRequest, nbytes: int) -> pb.RewindReply:
+        return await self.rewind(request, self.info(request.session))
 
     async def _close(self, request: pb.CloseRequest, nbytes: int) -> pb.CloseReply:
         info = self.info(request.session)
@@ -266,8 +239,28 @@ def _check_digest(request: pb.OpenSessionRequest, specs: Mapping[str, SessionSpe
         )
 
 
-def _has_images(arrays: Mapping[str, pb.Tensor]) -> bool:
-    return any(tensor.encoding != pb.ENCODING_RAW for tensor in arrays.values())
+def _opened(info: SessionInfo) -> pb.OpenSessionReply:
+    return pb.OpenSessionReply(
+        session=info.id,
+        resume_token=info.token,
+        epoch=info.epoch,
+        seed=info.seed,
+        spec=codec.encode_spec(info.spec),
+        observation_keys=info.observation_keys,
+        last_seq=info.last_seq,
+        step=info.step,
+    )
+
+
+def _summary(summary: SessionSummary) -> pb.SessionSummary:
+    return pb.SessionSummary(
+        session=summary.id,
+        pipeline=summary.pipeline,
+        phase=summary.phase,
+        epoch=summary.epoch,
+        step=summary.step,
+        last_seq=summary.last_seq,
+    )
 
 
 def _version() -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from ..errors import Code, InvalidInput, OmniLoopError, Reason, StateError
 from ..loop.request import TickRequest
@@ -17,6 +17,7 @@ from ..types import TickResult
 from ..wire import codec
 from ..wire import loop_pb2 as pb
 from .refusal import Context, public
+from .requests import Ask
 
 if TYPE_CHECKING:
     from .service import LoopService
@@ -36,7 +37,7 @@ class Connection:
         self._outbox: asyncio.Queue[tuple[pb.ServerMessage, bool] | None] = asyncio.Queue()
         self._room = asyncio.Semaphore(IN_FLIGHT)
         self._running: dict[int, asyncio.Task[None]] = {}  # by seq
-        self._resets: set[asyncio.Task[None]] = set()
+        self._turnings: set[asyncio.Task[None]] = set()  # resets and rewinds
         self._ended = asyncio.Event()
         self._fenced = False
         self._between = False  # the reader waits for a message, so it holds none
@@ -58,7 +59,7 @@ class Connection:
     async def attach(self, requests: AsyncIterator[bytes]) -> pb.SessionRef:
         """Reads the first message. Raises :class:`InvalidInput` when it is no attach, :class:`UnknownSession`."""
         raw = await anext(requests, None)
-        message = pb.ClientMessage() if raw is None else await self._service.parse(pb.ClientMessage, raw)
+        message = pb.ClientMessage() if raw is None else await self._service.decoder.parse(pb.ClientMessage, raw)
         if message.WhichOneof("kind") != "attach":
             raise InvalidInput("the first message of a stream must be attach")
         info = self._service.info(message.attach.session)
@@ -83,12 +84,12 @@ class Connection:
                 reader.cancel()
             else:  # a message already read is answered like the others
                 await reader
-            await asyncio.gather(*self._running.values(), *self._resets)
+            await asyncio.gather(*self._running.values(), *self._turnings)
             self._outbox.put_nowait(None)
             await writer
         finally:
             # The ticks themselves go on in the orchestrator; only their waiters end with the connection.
-            for task in (reader, writer, ended, *self._running.values(), *self._resets):
+            for task in (reader, writer, ended, *self._running.values(), *self._turnings):
                 task.cancel()
 
     async def _read(self, requests: AsyncIterator[bytes]) -> None:
@@ -101,27 +102,20 @@ class Connection:
             await self._room.acquire()
             seq = 0
             try:
-                message = await self._service.parse(pb.ClientMessage, raw)
+                message = await self._service.decoder.parse(pb.ClientMessage, raw)
                 kind = message.WhichOneof("kind")
-                if kind == "reset":
-                    self._reset(message.reset)
+                if kind in ("reset", "rewind"):
+                    self._turn_back(getattr(message, kind))
                     continue
                 request_message = _request_of(message, kind)
                 seq = request_message.seq
                 if seq in self._running:
                     self._put(pb.ServerMessage(skipped=pb.Skipped(seq=seq, reason=DUPLICATE)), last=True)
                     continue
-                self._start(await self._decode(request_message, len(raw)))
+                info = self._service.info(self._ref)
+                self._start(await self._service.decoder.tick(info, request_message, len(raw)))
             except Exception as error:
                 self._put_error(public(error, "Stream"), seq)
-
-    async def _decode(self, message: Any, nbytes: int) -> TickRequest:
-        info = self._service.info(self._ref)
-        if isinstance(message, pb.Observation):
-            return await self._service.infer_request(info, message, nbytes)
-        if isinstance(message, pb.PredictRequest):
-            return await self._service.predict_request(info, message, nbytes)
-        return await self._service.recondition_request(info, message, nbytes)
 
     def _start(self, request: TickRequest) -> None:
         """Without a wait in between, so that requests reach the orchestrator in the order they came."""
@@ -140,7 +134,7 @@ class Connection:
             if parts:
                 self._put(pb.ServerMessage(frames=_frames_of(result)), last=True)
             else:
-                self._put(pb.ServerMessage(tick=await self._service.encode(result)), last=True)
+                self._put(pb.ServerMessage(tick=await self._service.decoder.encode(result)), last=True)
         except Exception as error:
             refusal = public(error, "Stream")
             if parts:  # answered already: only what was asked besides is lost
@@ -153,17 +147,22 @@ class Connection:
         finally:
             del self._running[request.seq]
 
-    def _reset(self, message: pb.ResetRequest) -> None:
-        task = asyncio.create_task(self._answer_reset(message))
-        self._resets.add(task)
-        task.add_done_callback(self._resets.discard)
+    def _turn_back(self, message: pb.ResetRequest | pb.RewindRequest) -> None:
+        task = asyncio.create_task(self._answer_turning(message))
+        self._turnings.add(task)
+        task.add_done_callback(self._turnings.discard)
 
-    async def _answer_reset(self, message: pb.ResetRequest) -> None:
+    async def _answer_turning(self, message: pb.ResetRequest | pb.RewindRequest) -> None:
+        service = self._service
         try:
-            reply = await self._service.reset(message, self._service.info(self._ref))
-            self._put(pb.ServerMessage(reset=reply), last=True)
+            info = service.info(self._ref)
+            if isinstance(message, pb.ResetRequest):
+                reply = pb.ServerMessage(reset=await service.reset(message, info))
+            else:
+                reply = pb.ServerMessage(rewind=await service.rewind(message, info))
+            self._put(reply, last=True)
         except Exception as error:
-            self._put_error(public(error, "Reset"), 0)
+            self._put_error(public(error, message.DESCRIPTOR.name.removesuffix("Request")), 0)
 
     def _put_error(self, error: OmniLoopError, seq: int) -> None:
         self._put(pb.ServerMessage(error=codec.encode_error(error, seq, self.epoch)), last=True)
@@ -180,12 +179,12 @@ class Connection:
                 self._room.release()
 
 
-def _request_of(message: pb.ClientMessage, kind: str | None) -> Any:
+def _request_of(message: pb.ClientMessage, kind: str | None) -> Ask:
     if kind == "attach":
         raise InvalidInput("the stream is attached already")
     if kind is None:
-        raise InvalidInput("a message must hold an observation, predict, recondition or reset")
-    return getattr(message, kind)
+        raise InvalidInput("a message must hold an observation, predict, recondition, plan, reset or rewind")
+    return cast(Ask, getattr(message, kind))
 
 
 def _frames_of(result: TickResult) -> pb.FramePrediction:

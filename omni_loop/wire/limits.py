@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,10 @@ from . import loop_pb2 as pb
 
 MIB = 1 << 20
 MAX_NAME = 256  # characters of a name, or of an option's value
+# A snapshot's name becomes that of a folder: nothing that leads elsewhere can be spelled with these.
+SNAPSHOT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+# Of a plan: futures of one round, and rounds.
+MAX_CANDIDATES, MAX_ITERATIONS = 4096, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,17 @@ def check_name(what: str, name: str) -> None:
             f"{what} {name[:SHOWN]!r}... has {len(name)} characters; at most {MAX_NAME} are taken",
             reason=Reason.TOO_LARGE,
         )
+
+
+def check_snapshot_name(name: str) -> str:
+    """The name; raises :class:`InvalidInput` for one that is not on the allow-list."""
+    if not SNAPSHOT_NAME.fullmatch(name):
+        cut = f"{name[:SHOWN]!r}..." if len(name) > SHOWN else repr(name)
+        raise InvalidInput(
+            f"the snapshot's name is {cut}; it must be 1 to 100 letters, digits, dots, dashes and underscores of "
+            "ASCII, the first a letter or a digit"
+        )
+    return name
 
 
 def shown(shape: Sequence[int]) -> str:

@@ -157,20 +157,24 @@ class OpenSessionRequest(_message.Message):
     def __init__(self, pipeline: _Optional[str] = ..., prompt: _Optional[str] = ..., seed: _Optional[int] = ..., observation_keys: _Optional[_Iterable[str]] = ..., spec_digest: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class OpenSessionReply(_message.Message):
-    __slots__ = ("session", "resume_token", "epoch", "seed", "spec", "observation_keys")
+    __slots__ = ("session", "resume_token", "epoch", "seed", "spec", "observation_keys", "last_seq", "step")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     OBSERVATION_KEYS_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     session: str
     resume_token: str
     epoch: int
     seed: int
     spec: SessionSpec
     observation_keys: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, session: _Optional[str] = ..., resume_token: _Optional[str] = ..., epoch: _Optional[int] = ..., seed: _Optional[int] = ..., spec: _Optional[_Union[SessionSpec, _Mapping]] = ..., observation_keys: _Optional[_Iterable[str]] = ...) -> None: ...
+    last_seq: int
+    step: int
+    def __init__(self, session: _Optional[str] = ..., resume_token: _Optional[str] = ..., epoch: _Optional[int] = ..., seed: _Optional[int] = ..., spec: _Optional[_Union[SessionSpec, _Mapping]] = ..., observation_keys: _Optional[_Iterable[str]] = ..., last_seq: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class SessionRef(_message.Message):
     __slots__ = ("session", "resume_token")
@@ -276,6 +280,127 @@ class CloseReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class ForkRequest(_message.Message):
+    __slots__ = ("session", "seed")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    session: SessionRef
+    seed: int
+    def __init__(self, session: _Optional[_Union[SessionRef, _Mapping]] = ..., seed: _Optional[int] = ...) -> None: ...
+
+class RewindRequest(_message.Message):
+    __slots__ = ("session", "step")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    session: SessionRef
+    step: int
+    def __init__(self, session: _Optional[_Union[SessionRef, _Mapping]] = ..., step: _Optional[int] = ...) -> None: ...
+
+class RewindReply(_message.Message):
+    __slots__ = ("epoch", "step")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    step: int
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class SnapshotRequest(_message.Message):
+    __slots__ = ("session", "name")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    session: SessionRef
+    name: str
+    def __init__(self, session: _Optional[_Union[SessionRef, _Mapping]] = ..., name: _Optional[str] = ...) -> None: ...
+
+class SnapshotReply(_message.Message):
+    __slots__ = ("bytes",)
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    def __init__(self, bytes: _Optional[int] = ...) -> None: ...
+
+class RestoreRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class PlanRequest(_message.Message):
+    __slots__ = ("session", "seq", "horizon", "candidates", "iterations", "method", "budget_ms", "goal", "init", "deadline_ms")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    HORIZON_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    ITERATIONS_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_MS_FIELD_NUMBER: _ClassVar[int]
+    GOAL_FIELD_NUMBER: _ClassVar[int]
+    INIT_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    session: SessionRef
+    seq: int
+    horizon: int
+    candidates: int
+    iterations: int
+    method: str
+    budget_ms: float
+    goal: Tensor
+    init: Tensor
+    deadline_ms: float
+    def __init__(self, session: _Optional[_Union[SessionRef, _Mapping]] = ..., seq: _Optional[int] = ..., horizon: _Optional[int] = ..., candidates: _Optional[int] = ..., iterations: _Optional[int] = ..., method: _Optional[str] = ..., budget_ms: _Optional[float] = ..., goal: _Optional[_Union[Tensor, _Mapping]] = ..., init: _Optional[_Union[Tensor, _Mapping]] = ..., deadline_ms: _Optional[float] = ...) -> None: ...
+
+class PlanSummary(_message.Message):
+    __slots__ = ("cost", "first_cost", "candidates", "iterations", "horizon", "out_of_time")
+    COST_FIELD_NUMBER: _ClassVar[int]
+    FIRST_COST_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    ITERATIONS_FIELD_NUMBER: _ClassVar[int]
+    HORIZON_FIELD_NUMBER: _ClassVar[int]
+    OUT_OF_TIME_FIELD_NUMBER: _ClassVar[int]
+    cost: float
+    first_cost: float
+    candidates: int
+    iterations: int
+    horizon: int
+    out_of_time: bool
+    def __init__(self, cost: _Optional[float] = ..., first_cost: _Optional[float] = ..., candidates: _Optional[int] = ..., iterations: _Optional[int] = ..., horizon: _Optional[int] = ..., out_of_time: bool = ...) -> None: ...
+
+class ListSessionsRequest(_message.Message):
+    __slots__ = ("sessions",)
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedCompositeFieldContainer[SessionRef]
+    def __init__(self, sessions: _Optional[_Iterable[_Union[SessionRef, _Mapping]]] = ...) -> None: ...
+
+class ListSessionsReply(_message.Message):
+    __slots__ = ("counts", "sessions")
+    class CountsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    counts: _containers.ScalarMap[str, int]
+    sessions: _containers.RepeatedCompositeFieldContainer[SessionSummary]
+    def __init__(self, counts: _Optional[_Mapping[str, int]] = ..., sessions: _Optional[_Iterable[_Union[SessionSummary, _Mapping]]] = ...) -> None: ...
+
+class SessionSummary(_message.Message):
+    __slots__ = ("session", "pipeline", "phase", "epoch", "step", "last_seq")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    pipeline: str
+    phase: str
+    epoch: int
+    step: int
+    last_seq: int
+    def __init__(self, session: _Optional[str] = ..., pipeline: _Optional[str] = ..., phase: _Optional[str] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., last_seq: _Optional[int] = ...) -> None: ...
+
 class Timings(_message.Message):
     __slots__ = ("total_ms", "model_ms", "queue_ms", "stages_ms")
     class StagesMsEntry(_message.Message):
@@ -334,7 +459,7 @@ class Progress(_message.Message):
     def __init__(self, step: _Optional[int] = ..., progress: _Optional[float] = ..., done: _Optional[float] = ...) -> None: ...
 
 class TickReply(_message.Message):
-    __slots__ = ("seq", "epoch", "chunk", "frames", "progress", "timings", "frames_error")
+    __slots__ = ("seq", "epoch", "chunk", "frames", "progress", "timings", "frames_error", "plan")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
@@ -342,6 +467,7 @@ class TickReply(_message.Message):
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     FRAMES_ERROR_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
     seq: int
     epoch: int
     chunk: ActionChunk
@@ -349,7 +475,8 @@ class TickReply(_message.Message):
     progress: Progress
     timings: Timings
     frames_error: Error
-    def __init__(self, seq: _Optional[int] = ..., epoch: _Optional[int] = ..., chunk: _Optional[_Union[ActionChunk, _Mapping]] = ..., frames: _Optional[_Union[FramePrediction, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., frames_error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+    plan: PlanSummary
+    def __init__(self, seq: _Optional[int] = ..., epoch: _Optional[int] = ..., chunk: _Optional[_Union[ActionChunk, _Mapping]] = ..., frames: _Optional[_Union[FramePrediction, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., frames_error: _Optional[_Union[Error, _Mapping]] = ..., plan: _Optional[_Union[PlanSummary, _Mapping]] = ...) -> None: ...
 
 class Skipped(_message.Message):
     __slots__ = ("seq", "reason")
@@ -360,20 +487,24 @@ class Skipped(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Error(_message.Message):
-    __slots__ = ("seq", "code", "reason", "retryable", "text", "epoch")
+    __slots__ = ("seq", "code", "reason", "retryable", "text", "epoch", "retry_after_ms", "missing_bytes")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     RETRYABLE_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_BYTES_FIELD_NUMBER: _ClassVar[int]
     seq: int
     code: str
     reason: str
     retryable: bool
     text: str
     epoch: int
-    def __init__(self, seq: _Optional[int] = ..., code: _Optional[str] = ..., reason: _Optional[str] = ..., retryable: bool = ..., text: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+    retry_after_ms: float
+    missing_bytes: int
+    def __init__(self, seq: _Optional[int] = ..., code: _Optional[str] = ..., reason: _Optional[str] = ..., retryable: bool = ..., text: _Optional[str] = ..., epoch: _Optional[int] = ..., retry_after_ms: _Optional[float] = ..., missing_bytes: _Optional[int] = ...) -> None: ...
 
 class Attach(_message.Message):
     __slots__ = ("session",)
@@ -390,21 +521,25 @@ class Attached(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., last_seq: _Optional[int] = ...) -> None: ...
 
 class ClientMessage(_message.Message):
-    __slots__ = ("attach", "observation", "predict", "recondition", "reset")
+    __slots__ = ("attach", "observation", "predict", "recondition", "reset", "plan", "rewind")
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     OBSERVATION_FIELD_NUMBER: _ClassVar[int]
     PREDICT_FIELD_NUMBER: _ClassVar[int]
     RECONDITION_FIELD_NUMBER: _ClassVar[int]
     RESET_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    REWIND_FIELD_NUMBER: _ClassVar[int]
     attach: Attach
     observation: Observation
     predict: PredictRequest
     recondition: ReconditionRequest
     reset: ResetRequest
-    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., observation: _Optional[_Union[Observation, _Mapping]] = ..., predict: _Optional[_Union[PredictRequest, _Mapping]] = ..., recondition: _Optional[_Union[ReconditionRequest, _Mapping]] = ..., reset: _Optional[_Union[ResetRequest, _Mapping]] = ...) -> None: ...
+    plan: PlanRequest
+    rewind: RewindRequest
+    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., observation: _Optional[_Union[Observation, _Mapping]] = ..., predict: _Optional[_Union[PredictRequest, _Mapping]] = ..., recondition: _Optional[_Union[ReconditionRequest, _Mapping]] = ..., reset: _Optional[_Union[ResetRequest, _Mapping]] = ..., plan: _Optional[_Union[PlanRequest, _Mapping]] = ..., rewind: _Optional[_Union[RewindRequest, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("attached", "tick", "frames", "skipped", "error", "reset", "draining")
+    __slots__ = ("attached", "tick", "frames", "skipped", "error", "reset", "draining", "rewind")
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
     TICK_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
@@ -412,6 +547,7 @@ class ServerMessage(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     RESET_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    REWIND_FIELD_NUMBER: _ClassVar[int]
     attached: Attached
     tick: TickReply
     frames: FramePrediction
@@ -419,4 +555,5 @@ class ServerMessage(_message.Message):
     error: Error
     reset: ResetReply
     draining: str
-    def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., tick: _Optional[_Union[TickReply, _Mapping]] = ..., frames: _Optional[_Union[FramePrediction, _Mapping]] = ..., skipped: _Optional[_Union[Skipped, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., reset: _Optional[_Union[ResetReply, _Mapping]] = ..., draining: _Optional[str] = ...) -> None: ...
+    rewind: RewindReply
+    def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., tick: _Optional[_Union[TickReply, _Mapping]] = ..., frames: _Optional[_Union[FramePrediction, _Mapping]] = ..., skipped: _Optional[_Union[Skipped, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., reset: _Optional[_Union[ResetReply, _Mapping]] = ..., draining: _Optional[str] = ..., rewind: _Optional[_Union[RewindReply, _Mapping]] = ...) -> None: ...

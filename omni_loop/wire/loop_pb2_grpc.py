@@ -74,6 +74,36 @@ class LoopStub(object):
                 request_serializer=omni__loop_dot_wire_dot_loop__pb2.CloseRequest.SerializeToString,
                 response_deserializer=omni__loop_dot_wire_dot_loop__pb2.CloseReply.FromString,
                 _registered_method=True)
+        self.Fork = channel.unary_unary(
+                '/omni_loop.v1.Loop/Fork',
+                request_serializer=omni__loop_dot_wire_dot_loop__pb2.ForkRequest.SerializeToString,
+                response_deserializer=omni__loop_dot_wire_dot_loop__pb2.OpenSessionReply.FromString,
+                _registered_method=True)
+        self.Rewind = channel.unary_unary(
+                '/omni_loop.v1.Loop/Rewind',
+                request_serializer=omni__loop_dot_wire_dot_loop__pb2.RewindRequest.SerializeToString,
+                response_deserializer=omni__loop_dot_wire_dot_loop__pb2.RewindReply.FromString,
+                _registered_method=True)
+        self.Snapshot = channel.unary_unary(
+                '/omni_loop.v1.Loop/Snapshot',
+                request_serializer=omni__loop_dot_wire_dot_loop__pb2.SnapshotRequest.SerializeToString,
+                response_deserializer=omni__loop_dot_wire_dot_loop__pb2.SnapshotReply.FromString,
+                _registered_method=True)
+        self.Restore = channel.unary_unary(
+                '/omni_loop.v1.Loop/Restore',
+                request_serializer=omni__loop_dot_wire_dot_loop__pb2.RestoreRequest.SerializeToString,
+                response_deserializer=omni__loop_dot_wire_dot_loop__pb2.OpenSessionReply.FromString,
+                _registered_method=True)
+        self.Plan = channel.unary_unary(
+                '/omni_loop.v1.Loop/Plan',
+                request_serializer=omni__loop_dot_wire_dot_loop__pb2.PlanRequest.SerializeToString,
+                response_deserializer=omni__loop_dot_wire_dot_loop__pb2.TickReply.FromString,
+                _registered_method=True)
+        self.ListSessions = channel.unary_unary(
+                '/omni_loop.v1.Loop/ListSessions',
+                request_serializer=omni__loop_dot_wire_dot_loop__pb2.ListSessionsRequest.SerializeToString,
+                response_deserializer=omni__loop_dot_wire_dot_loop__pb2.ListSessionsReply.FromString,
+                _registered_method=True)
 
 
 class LoopServicer(object):
@@ -138,6 +168,52 @@ class LoopServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Fork(self, request, context):
+        """Opens a child that stands where the session stands after the ticks accepted before: same epoch, step, prompt and
+        options, and the next seq is that of the parent. State is shared until the two diverge, and freed with the last.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rewind(self, request, context):
+        """Begins a new epoch with the state as it was when the session stood at `step`, after the ticks accepted before.
+        Later steps are forgotten; seq goes on. FAILED_PRECONDITION names the steps that can be reached.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Snapshot(self, request, context):
+        """Writes the session's committed state to the server's store, after the ticks accepted before. All or nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Restore(self, request, context):
+        """Opens a session that continues a snapshot bit for bit, in this server or another one of the same weights. A
+        snapshot that is corrupt or of other weights or specs is refused (bad_snapshot), never partly loaded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Plan(self, request, context):
+        """Searches imagined futures of the session for the actions that lead best to a goal. The session stays as it is:
+        the same seq rules as of any tick, but neither step, epoch, state nor noise of later ticks change.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSessions(self, request, context):
+        """How many sessions there are, and details of those whose token the caller shows. Never anybody's token.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LoopServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -180,6 +256,36 @@ def add_LoopServicer_to_server(servicer, server):
                     servicer.Close,
                     request_deserializer=omni__loop_dot_wire_dot_loop__pb2.CloseRequest.FromString,
                     response_serializer=omni__loop_dot_wire_dot_loop__pb2.CloseReply.SerializeToString,
+            ),
+            'Fork': grpc.unary_unary_rpc_method_handler(
+                    servicer.Fork,
+                    request_deserializer=omni__loop_dot_wire_dot_loop__pb2.ForkRequest.FromString,
+                    response_serializer=omni__loop_dot_wire_dot_loop__pb2.OpenSessionReply.SerializeToString,
+            ),
+            'Rewind': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rewind,
+                    request_deserializer=omni__loop_dot_wire_dot_loop__pb2.RewindRequest.FromString,
+                    response_serializer=omni__loop_dot_wire_dot_loop__pb2.RewindReply.SerializeToString,
+            ),
+            'Snapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.Snapshot,
+                    request_deserializer=omni__loop_dot_wire_dot_loop__pb2.SnapshotRequest.FromString,
+                    response_serializer=omni__loop_dot_wire_dot_loop__pb2.SnapshotReply.SerializeToString,
+            ),
+            'Restore': grpc.unary_unary_rpc_method_handler(
+                    servicer.Restore,
+                    request_deserializer=omni__loop_dot_wire_dot_loop__pb2.RestoreRequest.FromString,
+                    response_serializer=omni__loop_dot_wire_dot_loop__pb2.OpenSessionReply.SerializeToString,
+            ),
+            'Plan': grpc.unary_unary_rpc_method_handler(
+                    servicer.Plan,
+                    request_deserializer=omni__loop_dot_wire_dot_loop__pb2.PlanRequest.FromString,
+                    response_serializer=omni__loop_dot_wire_dot_loop__pb2.TickReply.SerializeToString,
+            ),
+            'ListSessions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSessions,
+                    request_deserializer=omni__loop_dot_wire_dot_loop__pb2.ListSessionsRequest.FromString,
+                    response_serializer=omni__loop_dot_wire_dot_loop__pb2.ListSessionsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -398,6 +504,168 @@ class Loop(object):
             '/omni_loop.v1.Loop/Close',
             omni__loop_dot_wire_dot_loop__pb2.CloseRequest.SerializeToString,
             omni__loop_dot_wire_dot_loop__pb2.CloseReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fork(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/omni_loop.v1.Loop/Fork',
+            omni__loop_dot_wire_dot_loop__pb2.ForkRequest.SerializeToString,
+            omni__loop_dot_wire_dot_loop__pb2.OpenSessionReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rewind(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/omni_loop.v1.Loop/Rewind',
+            omni__loop_dot_wire_dot_loop__pb2.RewindRequest.SerializeToString,
+            omni__loop_dot_wire_dot_loop__pb2.RewindReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Snapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/omni_loop.v1.Loop/Snapshot',
+            omni__loop_dot_wire_dot_loop__pb2.SnapshotRequest.SerializeToString,
+            omni__loop_dot_wire_dot_loop__pb2.SnapshotReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Restore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/omni_loop.v1.Loop/Restore',
+            omni__loop_dot_wire_dot_loop__pb2.RestoreRequest.SerializeToString,
+            omni__loop_dot_wire_dot_loop__pb2.OpenSessionReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Plan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/omni_loop.v1.Loop/Plan',
+            omni__loop_dot_wire_dot_loop__pb2.PlanRequest.SerializeToString,
+            omni__loop_dot_wire_dot_loop__pb2.TickReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/omni_loop.v1.Loop/ListSessions',
+            omni__loop_dot_wire_dot_loop__pb2.ListSessionsRequest.SerializeToString,
+            omni__loop_dot_wire_dot_loop__pb2.ListSessionsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from ..errors import OmniLoopError, Reason, StageFailed, TensorError
-from ..types import ActionChunk, Array, FramePrediction, Progress, SessionSpec, TickResult, Timings
+from ..types import ActionChunk, Array, FramePrediction, PlanSummary, Progress, SessionSpec, TickResult, Timings
 from . import loop_pb2 as pb
 from .faults import decode_error, encode_error
 from .limits import Limits, shown
@@ -37,6 +39,18 @@ def encode_result(result: TickResult) -> pb.TickReply:
         frames_error=None
         if result.frames_error is None
         else encode_error(result.frames_error, result.seq, result.epoch),
+        plan=None if result.plan is None else _encode_plan(result.plan),
+    )
+
+
+def _encode_plan(plan: PlanSummary) -> pb.PlanSummary:
+    return pb.PlanSummary(
+        cost=plan.cost,
+        first_cost=plan.first_cost,
+        candidates=plan.candidates,
+        iterations=plan.iterations,
+        horizon=plan.horizon,
+        out_of_time=plan.out_of_time,
     )
 
 
@@ -74,6 +88,7 @@ def decode_result(reply: pb.TickReply, spec: SessionSpec, limits: Limits) -> Tic
         else None,
         timings=_decode_timings(reply.timings),
         frames_error=decode_error(reply.frames_error) if reply.HasField("frames_error") else None,
+        plan=_decode_plan(reply) if reply.HasField("plan") else None,
     )
 
 
@@ -106,6 +121,21 @@ def _decode_chunk(reply: pb.TickReply, spec: SessionSpec, limits: Limits) -> Act
         epoch=reply.epoch,
         policy_revision=reply.chunk.policy_revision,
         timings=_decode_timings(reply.timings),
+    )
+
+
+def _decode_plan(reply: pb.TickReply) -> PlanSummary:
+    plan = reply.plan
+    if not (math.isfinite(plan.cost) and math.isfinite(plan.first_cost)):
+        raise _broken(f"a plan's cost of {plan.cost} (first {plan.first_cost})")
+    return PlanSummary(
+        seq=reply.seq,
+        cost=plan.cost,
+        first_cost=plan.first_cost,
+        candidates=plan.candidates,
+        iterations=plan.iterations,
+        horizon=plan.horizon,
+        out_of_time=plan.out_of_time,
     )
 
 

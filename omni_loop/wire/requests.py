@@ -14,14 +14,16 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
 
-from ..errors import InvalidInput, TensorError
-from ..types import MAX_COUNT, Array, Observation, SessionSpec
+from ..errors import SHOWN, InvalidInput, Reason, TensorError, Unsupported, nearest
+from ..types import MAX_COUNT, Array, ArraySpec, Observation, Op, SessionSpec
 from . import loop_pb2 as pb
-from .check import check_actions, check_keys, check_observation
-from .limits import Limits, check_name, shown
+from .check import check_actions, check_array, check_keys, check_observation
+from .limits import MAX_CANDIDATES, MAX_ITERATIONS, Limits, check_name, shown
 from .tensors import decode_tensor
 
 M = TypeVar("M", bound=Message)
+METHODS = ("cem", "mppi")
+PLAN_HORIZON, PLAN_CANDIDATES, PLAN_ITERATIONS = 8, 64, 3  # where a request leaves the choice to the server
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,21 @@ class Recondition:
     first_step: int
     arrays: Mapping[str, Array]
     executed: NDArray[np.float32] | None
+    deadline_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to search for; ``goal uint8[h, w, 3]``, ``init float32[horizon, action_dim]``."""
+
+    seq: int
+    horizon: int
+    candidates: int
+    iterations: int
+    method: str
+    budget_ms: float
+    goal: NDArray[np.uint8] | None
+    init: NDArray[np.float32] | None
     deadline_ms: float
 
 
@@ -66,6 +83,58 @@ def check_open(request: pb.OpenSessionRequest, limits: Limits) -> None:
     for name, value in request.options.items():
         check_name("the option", name)
         check_name(f"option {name!r}: the value", value)
+
+
+def check_plan(message: pb.PlanRequest, spec: SessionSpec) -> int:
+    """Everything in it but its arrays; the horizon to plan for.
+
+    Raises :class:`Unsupported` when the pipeline cannot plan, else :class:`InvalidInput` that names what is out of
+    its bounds, for another number of ``init``'s rows than of steps :class:`TensorError`.
+    """
+    if Op.PLAN not in spec.ops:  # before the horizon, whose bound may be 0 there
+        raise Unsupported(f"pipeline {spec.pipeline!r} cannot plan; it can {', '.join(sorted(spec.ops))}")
+    rows = message.init.shape[0] if message.init.shape else None
+    if message.HasField("horizon"):
+        horizon = message.horizon
+    else:
+        horizon = min(PLAN_HORIZON, spec.max_predict) if rows is None else rows
+    _check_between("horizon", horizon, spec.max_predict)
+    if message.HasField("candidates"):
+        _check_between("candidates", message.candidates, MAX_CANDIDATES)
+    if message.HasField("iterations"):
+        _check_between("iterations", message.iterations, MAX_ITERATIONS)
+    if message.method and message.method not in METHODS:
+        cut = f"{message.method[:SHOWN]!r}..." if len(message.method) > SHOWN else repr(message.method)
+        raise InvalidInput(
+            f"method is {cut}; it must be one of {', '.join(METHODS)}.{nearest(message.method, METHODS)}"
+        )
+    if not (math.isfinite(message.budget_ms) and message.budget_ms >= 0):
+        raise InvalidInput(f"budget_ms is {message.budget_ms}; it must be 0 (none) or a positive number")
+    if rows is not None and rows != horizon:
+        raise TensorError(f"'init' has {rows} rows, but horizon is {horizon}: send one row per step")
+    return horizon
+
+
+def _check_between(name: str, value: int, most: int) -> None:
+    if not 1 <= value <= most:
+        raise InvalidInput(f"{name} is {value}; it must be at least 1 and at most {most}")
+
+
+def check_list(request: pb.ListSessionsRequest, limits: Limits) -> None:
+    """Raises :class:`InvalidInput` (too large) when it asks for more sessions than there can be."""
+    if len(request.sessions) > limits.max_sessions:
+        raise InvalidInput(
+            f"details of {len(request.sessions)} sessions are asked for; at most {limits.max_sessions} are open",
+            reason=Reason.TOO_LARGE,
+        )
+
+
+def check_step(step: int, name: str = "step") -> None:
+    """Raises :class:`InvalidInput` for what is no control step."""
+    if step < 0:
+        raise InvalidInput(f"{name} {step} is negative; step 0 is the first observation after a reset")
+    if step > MAX_COUNT:
+        raise InvalidInput(f"{name} is {step}; it must be at most {MAX_COUNT}")
 
 
 def decode_observation(message: pb.Observation, spec: SessionSpec, keys: Sequence[str], limits: Limits) -> Observation:
@@ -104,15 +173,44 @@ def decode_recondition(
     return Recondition(message.seq, message.first_step, arrays, executed, message.deadline_ms)
 
 
+def decode_plan(message: pb.PlanRequest, spec: SessionSpec, limits: Limits) -> Plan:
+    """With the server's choice for what is absent. Raises as :func:`decode_observation` does;
+    :class:`Unsupported` when the pipeline cannot plan, or takes no goal frame."""
+    _check_counts(message.seq, "step", 0, message.deadline_ms)
+    horizon = check_plan(message, spec)
+    return Plan(
+        seq=message.seq,
+        horizon=horizon,
+        candidates=message.candidates if message.HasField("candidates") else PLAN_CANDIDATES,
+        iterations=message.iterations if message.HasField("iterations") else PLAN_ITERATIONS,
+        method=message.method or METHODS[0],
+        budget_ms=message.budget_ms,
+        goal=_decode_goal(message.goal, spec, limits) if message.HasField("goal") else None,
+        init=_decode_actions("init", message.init, spec, limits) if message.HasField("init") else None,
+        deadline_ms=message.deadline_ms,
+    )
+
+
+def goal_spec(spec: SessionSpec) -> ArraySpec:
+    """What a goal frame must be; raises :class:`Unsupported` where there are no frames."""
+    if spec.frame is None:
+        raise Unsupported(f"pipeline {spec.pipeline!r} has no frames, so it takes no goal frame; leave it out")
+    return spec.frame
+
+
+def _decode_goal(tensor: pb.Tensor, spec: SessionSpec, limits: Limits) -> NDArray[np.uint8]:
+    wanted = goal_spec(spec)
+    goal = decode_tensor("goal", tensor, limits)
+    check_array(wanted, goal, name="goal")
+    return goal
+
+
 def _check_counts(seq: int, field: str, step: int, deadline_ms: float) -> None:
     if seq < 1:
         raise InvalidInput("seq starts at 1")
     if seq > MAX_COUNT:
         raise InvalidInput(f"seq is {seq}; it must be at most {MAX_COUNT}")
-    if step < 0:
-        raise InvalidInput(f"{field} {step} is negative; step 0 is the first observation after a reset")
-    if step > MAX_COUNT:
-        raise InvalidInput(f"{field} is {step}; it must be at most {MAX_COUNT}")
+    check_step(step, field)
     if not (math.isfinite(deadline_ms) and deadline_ms >= 0):
         raise InvalidInput(f"deadline_ms is {deadline_ms}; it must be 0 (none) or a positive number")
 

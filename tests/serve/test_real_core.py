@@ -19,10 +19,12 @@ from omni_loop.messages import PayloadKind
 from omni_loop.serve.app import Server
 from omni_loop.stage import CounterSpec, Outputs, Payload, StageItem, StateSpec
 from omni_loop.testing.bad_inputs import KEYS, cases, good_arrays, good_request
-from omni_loop.testing.toy_core import SECRET, SPEC
+from omni_loop.testing.toy_core import SECRET
+from omni_loop.testing.toy_core import SPEC as TOY_SPEC
 from omni_loop.types import FramePrediction, Op, StageKind, TickResult
 from omni_loop.wire import loop_pb2 as pb
 
+SPEC = replace(TOY_SPEC, ops=(Op.INFER, Op.PREDICT, Op.RECONDITION))
 ARRAYS = {name: good_arrays()[name] for name in ("image", "agent_pos")}
 
 
