@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from omni_loop.errors import TensorError
+from omni_loop.errors import InvalidInput, TensorError
 from omni_loop.messages import PayloadKind
 from omni_loop.stage import Outputs, Payload, StageItem, StateSpec, in_one
 from omni_loop.training.checkpoint import load_config, load_weights, revision
@@ -19,13 +19,15 @@ from .flow import ActConfig, ActHead, features_of
 
 SHIPPED = Path(__file__).parent / "checkpoints"
 TABLE_HALF = 256.0  # px of the table per unit of -1..1
+MAX_SAMPLES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One item's part of a batch, without its leading axis."""
+    """One item's part of a batch, without its leading axis; ``noise [samples, horizon, action_dim]``."""
 
     noise: Tensor
+    several: bool
     points: Tensor
     before: Tensor
     history: float
@@ -35,7 +37,8 @@ class Given:
 class ActStage:
     """Inputs ``scene`` (``points [9, 2]``, ``agent_before [2]``) and ``kv [layers, 2, s, g, e]``; output
     ``chunk``: ``actions float32[horizon, 2]`` in table pixels, clipped to the table. Keeps no state: its
-    noise is a function of session seed, epoch and tick.
+    noise is a function of session seed, epoch and tick. With the option ``samples`` of a pipeline there is an output
+    ``chunks`` (``actions float32[samples, horizon, 2]``) besides, of which ``chunk`` is the first.
 
     ``use_context`` and ``use_history`` switch parts off for ablations; ``temperature`` (0: the model's own) scales
     the noise a chunk starts from.
@@ -68,14 +71,23 @@ class ActStage:
     def _given(self, item: StageItem) -> Given:
         c, scene = self.model.config, item.inputs["scene"]
         layer = (2, c.context_tokens, c.context_kv_heads, c.context_head_dim)
-        generator = torch.Generator().manual_seed(item.noise_seed("act"))
+        samples = int(item.params.get("samples", 1))
+        if not 1 <= samples <= MAX_SAMPLES:
+            raise InvalidInput(f"samples is {samples}; the act stage draws 1..{MAX_SAMPLES} chunks")
         return Given(
-            noise=torch.randn(c.horizon, c.action_dim, generator=generator),
+            noise=torch.stack([self._noise(item, i) for i in range(samples)]),
+            several="samples" in item.params,
             points=_shaped(scene, "points", ((c.features - 2) // 2, 2)),
             before=_shaped(scene, "agent_before", (2,)),
             history=float(scene.meta["history"]) * self.use_history,
             kv=_shaped(item.inputs["kv"], "kv", (c.context_layers, *layer)),
         )
+
+    def _noise(self, item: StageItem, sample: int) -> Tensor:
+        """Of one chunk, whatever the number of chunks."""
+        seed = item.noise_seed(f"act/{sample}" if sample else "act")
+        c, generator = self.model.config, torch.Generator().manual_seed(seed)
+        return torch.randn(c.horizon, c.action_dim, generator=generator)
 
     def _act(self, given: Sequence[Given]) -> list[Outputs]:
         def stack(parts: Iterable[Tensor]) -> Tensor:
@@ -85,11 +97,20 @@ class ActStage:
         history = torch.tensor([g.history for g in given], device=self.device)
         present = torch.full_like(history, float(self.use_context))
         features = features_of(before, points[:, 0], points[:, 1:], history)
-        noise, kv = stack(g.noise for g in given), stack(g.kv for g in given)
+        noise, kv = torch.cat([g.noise for g in given]).to(self.device), stack(g.kv for g in given)
+        if len(noise) > len(given):
+            counts = torch.tensor([len(g.noise) for g in given], device=self.device)
+            features, history, kv, present = (x.repeat_interleave(counts, 0) for x in (features, history, kv, present))
         chunks = self.model.sample(noise, features, history, kv, present)
         actions = ((chunks + 1) * TABLE_HALF).clamp(0, 2 * TABLE_HALF).float().cpu()
         meta = {"revision": self.revision}
-        return [{"chunk": Payload(PayloadKind.ACTIONS, {"actions": chunk}, meta)} for chunk in actions]
+        outputs: list[Outputs] = []
+        for g, samples in zip(given, actions.split([len(g.noise) for g in given]), strict=True):
+            made = {"chunk": Payload(PayloadKind.ACTIONS, {"actions": samples[0]}, meta)}
+            if g.several:
+                made["chunks"] = Payload(PayloadKind.ACTIONS, {"actions": samples}, meta)
+            outputs.append(made)
+        return outputs
 
     def warm_up(self) -> None:
         c = self.model.config

@@ -21,6 +21,7 @@ _CONTEXT = StageDef("context", StageKind.CONTEXT, "context")
 _ACT = StageDef("act", StageKind.ACT, "act")
 _FRAMES = StageDef("frames", StageKind.FRAMES, "frames")
 _DECODE = StageDef("decode", StageKind.DECODE, "decode")
+_CHOOSE = StageDef("choose", StageKind.CONTEXT, "choose")
 
 _SEE = Edge(CLIENT, "observation", "context", "observation", P.OBSERVATION)
 _THINK = (
@@ -58,7 +59,7 @@ def _world_spec() -> SessionSpec:
         horizon=_HORIZON,
         execution_horizon=_EXECUTE,
         control_hz=_HZ,
-        ops=(Op.RECONDITION, Op.PREDICT),
+        ops=(Op.RECONDITION, Op.PREDICT, Op.PLAN),
         frame=_FRAME,
         max_predict=_HORIZON,
         description="PushT's world model under the client's actions",
@@ -78,6 +79,22 @@ def _imagine_spec() -> SessionSpec:
         max_predict=_EXECUTE,
         prompt=True,
         description="PushT's policy inside its world model: every tick imagines the chunk's first steps",
+    )
+
+
+def _plan_spec() -> SessionSpec:
+    return SessionSpec(
+        pipeline="pusht-plan",
+        observations=(_IMAGE, _AGENT, _POSE),
+        action=_ACTION,
+        horizon=_HORIZON,
+        execution_horizon=_EXECUTE,
+        control_hz=_HZ,
+        ops=(Op.INFER,),
+        frame=_FRAME,
+        max_predict=_EXECUTE,
+        prompt=True,
+        description="PushT: of several chunks the one whose imagined outcome is best; its frames on request",
     )
 
 
@@ -111,13 +128,15 @@ PUSHT_WORLD = Pipeline(
     (
         Edge(CLIENT, "observation", "frames", "observation", P.OBSERVATION, optional=True),
         Edge(CLIENT, "actions", "frames", "actions", P.ACTIONS, optional=True),
+        Edge(CLIENT, "goal", "frames", "goal", P.GOAL, optional=True),
         Edge("frames", "latents", "decode", "latents", P.LATENTS),
     ),
     {
         Op.RECONDITION: Plan(answer=("frames",)),
         Op.PREDICT: Plan(answer=("frames", "decode"), frames="decode.frames"),
+        Op.PLAN: Plan(answer=("frames", "decode"), chunk="frames.plan", frames="decode.frames"),
     },
-    "real frames and executed actions in, predicted frames out",
+    "real frames and executed actions in, predicted frames out; plans towards a goal frame",
 )
 
 PUSHT_IMAGINE = Pipeline(
@@ -132,4 +151,31 @@ PUSHT_IMAGINE = Pipeline(
     ),
     dict.fromkeys((Op.INFER, Op.PREDICT), _IMAGINING),
     "observation -> context -> act -> frames, and the imagined frames are the next tick's observation",
+)
+
+PUSHT_PLAN = Pipeline(
+    "pusht-plan",
+    _plan_spec,
+    (_CONTEXT, _ACT, _FRAMES, _CHOOSE, _DECODE),
+    (
+        _SEE,
+        *_THINK,
+        Edge("context", "latents", "frames", "latents", P.LATENTS),
+        Edge("act", "chunks", "frames", "chunks", P.ACTIONS),
+        Edge("act", "chunks", "choose", "chunks", P.ACTIONS),
+        Edge("frames", "futures", "choose", "futures", P.LATENTS),
+        Edge("context", "window", "choose", "window", P.KV),
+        Edge("choose", "latents", "decode", "latents", P.LATENTS),
+    ),
+    {
+        Op.INFER: Plan(
+            answer=("context", "act", "frames", "choose"),
+            besides=("decode",),
+            chunk="choose.chunk",
+            frames="decode.frames",
+            progress="context.progress",
+        )
+    },
+    "observation -> context -> several chunks -> their futures -> the chunk whose future is best",
+    options={"samples": 16},
 )

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from .choose import ChooseStage, choose
 from .context import ContextStage, context
 from .decode import DecodeStage, decode
 from .frames import FramesStage, frames
 
-__all__ = ["ContextStage", "DecodeStage", "FramesStage", "context", "decode", "frames"]
+__all__ = [
+    "ChooseStage",
+    "ContextStage",
+    "DecodeStage",
+    "FramesStage",
+    "choose",
+    "context",
+    "decode",
+    "frames",
+]

@@ -3,7 +3,7 @@
 Inputs: ``observation`` (real) or ``imagined`` (the frames stage's latents of the tick before, in a pipeline
 that feeds them back). A real one drops what was imagined since the last real one. Outputs: ``kv`` (the present
 tick's cache for the act head), ``scene`` (points and the agent's position before), ``latents`` (of the frame seen,
-for the frames stage), ``progress``.
+for the frames stage), ``progress``; where chunks are chosen from several, ``window`` (all of the cache).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ContextStage:
         given = layout.given_tokens(tokens, sight.points[None], executed[None], torch.tensor([known]))
         reading = read_tick(self.model, past, given.to(self.device))
         kv.append(reading.kv[:, :, 0], imagined=not real)
-        return {
+        outputs = {
             "kv": Payload(PayloadKind.KV, {"kv": reading.kv[:, :, 0]}),
             "scene": Payload(
                 PayloadKind.SCENE,
@@ -91,6 +91,9 @@ class ContextStage:
             "latents": Payload(PayloadKind.LATENTS, {"latents": sight.latents}),
             "progress": Payload(PayloadKind.PROGRESS, {"progress": reading.progress[0], "done": reading.done[0]}),
         }
+        if "samples" in item.params:  # imagined outcomes will be read behind all of it
+            outputs["window"] = Payload(PayloadKind.KV, {"kv": kv.gather()})
+        return outputs
 
     def _past(self, kv: PagedKV, prompt: str) -> Tensor:
         """Cache ``[layers, 2, 1, s, g, e]``; a session's first tick reads the instruction."""
