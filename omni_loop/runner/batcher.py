@@ -14,16 +14,17 @@ from __future__ import annotations
 import time
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from ..errors import Exhausted, OmniLoopError, Reason, StageFailed
+from ..errors import Exhausted, Reason
 from ..messages import CloseSession, Command, Done, ForkSession, ReleasePayloads, Report, RunStage
-from ..stage import Job, Outputs, SteppedStage
+from ..stage import Job, SteppedStage
+from .answers import check_count, failure, outputs_of, public
 from .lane import Lane, Work
-from .runner import Runner, failure
+from .runner import Runner
 
 _SCARCE = (Reason.OUT_OF_BLOCKS, Reason.OUT_OF_BYTES)
 
@@ -193,7 +194,7 @@ class Batcher:
         try:
             with torch.no_grad():
                 results = lane.stage.run([work.item for work in works])
-            _check_count(lane.name, results, len(works))
+            check_count(lane.name, results, len(works))
             self._synchronize()
         except KeyboardInterrupt:
             raise
@@ -235,7 +236,7 @@ class Batcher:
                 if not works:
                     return
                 errors = stage.advance([_job_of(work) for work in works])
-            _check_count(lane.name, errors, len(works))
+            check_count(lane.name, errors, len(works))
             self._synchronize()
         except KeyboardInterrupt:
             raise
@@ -274,7 +275,7 @@ class Batcher:
     def _settle(self, lane: Lane, work: Work, result: Any) -> None:
         """Answer an item with what it gave; if that is no good, it is as if it had never run."""
         try:
-            outputs = _outputs(lane.name, result)
+            outputs = outputs_of(lane.name, result)
             receipts = self._runner.complete(_run_of(work), outputs, work.cost_ns / 1e6)
         except Exception as e:
             self._fail(lane, work, e)
@@ -295,7 +296,7 @@ class Batcher:
             return
         if self._parked:
             self._made_room()
-        self._finish(work, failure(work.request, work.command, _public(lane.name, error)))
+        self._finish(work, failure(work.request, work.command, public(lane.name, error)))
 
     def _synchronize(self) -> None:
         if self._runner.settings.device.startswith("cuda"):
@@ -374,36 +375,3 @@ def _run_of(work: Work) -> RunStage:
 def _job_of(work: Work) -> Job:
     assert work.job is not None
     return work.job
-
-
-def _check_count(stage: str, results: Sequence[Any], items: int) -> None:
-    try:
-        count = len(results)
-    except TypeError:
-        text = f"stage {stage!r} gave a {type(results).__name__}, not a result per item"
-        raise StageFailed(text, reason=Reason.BAD_OUTPUT) from None
-    if count != items:
-        text = f"stage {stage!r} gave {count} results for {items} item{'s' * (items > 1)}"
-        raise StageFailed(text, reason=Reason.BAD_OUTPUT)
-
-
-def _outputs(stage: str, result: Any) -> Outputs:
-    """``result`` as outputs by name; raises the item's own error."""
-    if isinstance(result, BaseException):
-        raise _public(stage, result)
-    if not isinstance(result, Mapping):
-        text = f"stage {stage!r} gave a {type(result).__name__}, not outputs by name"
-        raise StageFailed(text, reason=Reason.BAD_OUTPUT)
-    return result
-
-
-def _public(stage: str, error: BaseException) -> OmniLoopError:
-    """A stage's own error, or one that says no more of a foreign one than its kind."""
-    if isinstance(error, OmniLoopError):
-        return error
-    if not isinstance(error, BaseException):
-        text = f"stage {stage!r} gave a {type(error).__name__}, not an error or None"
-        return StageFailed(text, reason=Reason.BAD_OUTPUT)
-    public = StageFailed(f"stage {stage!r} failed: {type(error).__name__}")
-    public.__cause__ = error
-    return public

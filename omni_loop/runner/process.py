@@ -29,10 +29,7 @@ from .handle import Pending
 from .packing import pack, unpack
 from .runner import Factory, RunnerSettings, StageEntry, build, stage_names
 
-# Sent and not answered yet: less than the buffer of a pipe, so that sending never blocks.
-_WINDOW_BYTES = 32 << 10
-_WINDOW_COUNT = 64
-_MAX_BYTES = 128 << 10
+_MAX_BYTES = 128 << 10  # of a message: what a pipe always takes that says it can be written to
 _STOP = b""
 
 
@@ -68,8 +65,7 @@ class ProcessRunner:
         self._prefix = new_prefix()  # of the child's segments
         self.connector: Connector = ShmConnector()
         self._pending = Pending(name, self._release)
-        self._outbox: deque[tuple[int, bytes]] = deque()
-        self._in_flight: dict[int, int] = {}  # request -> bytes
+        self._outbox: deque[bytes] = deque()
         self._link: _Link | None = None
         self._open = False
 
@@ -110,7 +106,7 @@ class ProcessRunner:
             if link is None:
                 return
             if asked := not link.ended.done():
-                self._outbox.append((0, _STOP))
+                self._outbox.append(_STOP)
                 self._flush()
                 if not (by_itself := await link.wait(self._stop_s)):
                     link.process.kill()
@@ -134,22 +130,18 @@ class ProcessRunner:
         except BaseException:
             self._pending.drop(request)
             raise
-        self._outbox.append((request, data))
+        self._outbox.append(data)
         self._flush()
         return future
 
     def _flush(self) -> None:
-        """Send what the window allows."""
+        """Send what the pipe takes; the rest follows when it takes more."""
         assert self._link is not None
         while self._outbox:
-            request, data = self._outbox[0]
-            sent = sum(self._in_flight.values())
-            if self._in_flight and (len(self._in_flight) >= _WINDOW_COUNT or sent + len(data) > _WINDOW_BYTES):
+            if not self._link.writable:
+                self._link.when_writable(self._flush)
                 return
-            self._outbox.popleft()
-            if data != _STOP:
-                self._in_flight[request] = len(data)
-            if not self._link.send(data):
+            if not self._link.send(self._outbox.popleft()):
                 return
 
     def _release(self, keys: tuple[PayloadKey, ...]) -> None:
@@ -157,14 +149,11 @@ class ProcessRunner:
             self._send(ReleasePayloads(keys)).cancel()  # nobody waits for the answer
 
     def _heard(self, report: Report) -> None:
-        self._in_flight.pop(report.request, None)
         self._pending.resolve(report)
-        self._flush()
 
     def _gone(self) -> None:
         self._open = False
         self._outbox.clear()
-        self._in_flight.clear()
         self._pending.fail_all(f"runner {self.name!r} is gone")
         sweep(self._prefix)
 
@@ -178,6 +167,8 @@ class _Link:
         self.ended: asyncio.Future[None] = self._loop.create_future()
         context = multiprocessing.get_context("spawn")  # fork would copy the threads and locks of gRPC and torch
         self._pipe, self._theirs = context.Pipe(duplex=True)
+        self._room = select.poll()
+        self._room.register(self._pipe.fileno(), select.POLLOUT)
         self.process = context.Process(target=_child, args=(self._theirs, plan), name=f"runner-{name}", daemon=True)
         self._reader = threading.Thread(target=self._read, name=f"reader-{name}", daemon=True)
 
@@ -187,6 +178,20 @@ class _Link:
         finally:
             self._theirs.close()  # so that the child's death is the end of the pipe
             self._reader.start()
+
+    @property
+    def writable(self) -> bool:
+        """Whether :meth:`send` will not block; so it is when the child has died."""
+        return bool(self._room.poll(0))
+
+    def when_writable(self, send: Callable[[], None]) -> None:
+        """Call ``send`` once, when the pipe can be written to."""
+
+        def call() -> None:
+            self._loop.remove_writer(self._pipe.fileno())
+            send()
+
+        self._loop.add_writer(self._pipe.fileno(), call)
 
     def send(self, data: bytes) -> bool:
         try:
@@ -219,6 +224,7 @@ class _Link:
             self._call(self._end)
 
     def _end(self) -> None:
+        self._loop.remove_writer(self._pipe.fileno())
         self._gone()
         self.ended.set_result(None)
 

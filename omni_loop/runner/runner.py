@@ -9,7 +9,6 @@ It knows no transport and no order: :class:`~omni_loop.runner.batcher.Batcher` s
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,7 +36,6 @@ from ..messages import (
     Discard,
     Done,
     ExportSession,
-    Failed,
     ForkSession,
     ImportSession,
     OpenSession,
@@ -52,6 +50,7 @@ from ..messages import (
     Scalar,
 )
 from ..stage import Outputs, Payload, Stage, StageItem
+from .answers import failure
 from .cells import is_finite
 from .state import Budget, StateManager
 
@@ -272,7 +271,7 @@ class Runner:
             revision, mine = meta.pop(_REVISION, ""), self._stage(stage).revision
             if revision != mine:
                 raise SnapshotError(f"the state of {stage!r} is of revision {revision!r}; this server has {mine!r}")
-            states[stage] = ({name: _tensor(value) for name, value in payload.arrays.items()}, meta)
+            states[stage] = (payload.arrays, meta)
         self.state.import_(command.session, states, command.epoch)
         self._sessions[command.session] = _Session(command.seed, command.prompt, command.epoch)
         self.undecided.discard(command.session)
@@ -363,26 +362,6 @@ def _build(name: str, factory: Factory | str, options: Mapping[str, Scalar], set
     return stage
 
 
-def failure(request: int, command: Command, error: BaseException) -> Failed:
-    """The report of what a command met. Public text names the kind of a foreign error only: its message may hold
-    paths or another session's data."""
-    if isinstance(error, OmniLoopError):
-        detail = "".join(traceback.format_exception(error)) if error.__cause__ is not None else ""
-        return Failed(
-            request,
-            error.code,
-            error.reason,
-            error.retryable,
-            error.text,
-            detail,
-            error.retry_after_ms,
-            error.missing_bytes,
-        )
-    text = f"the runner failed at {type(command).__name__}: {type(error).__name__}"
-    detail = "".join(traceback.format_exception(error))
-    return Failed(request, StageFailed.code, StageFailed.reason, False, text, detail)
-
-
 def build(stages: Sequence[StageEntry], connector: Connector, settings: RunnerSettings) -> Runner:
     """A runner that has run every stage once.
 
@@ -394,17 +373,9 @@ def build(stages: Sequence[StageEntry], connector: Connector, settings: RunnerSe
         runner.warm_up()
     except OmniLoopError:
         raise
-    except BaseException as e:  # SystemExit too: see _run_one
+    except BaseException as e:  # SystemExit too: a model that exits must not take the runner along
         raise StageFailed(f"the stages cannot be built: {type(e).__name__}: {e}") from e
     return runner
-
-
-def _tensor(value: Any) -> torch.Tensor:
-    """What came through a connector, as a tensor torch may read without a warning."""
-    if isinstance(value, torch.Tensor):
-        return value
-    array = as_numpy(value)
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def stage_names(stages: Iterable[StageEntry]) -> frozenset[str]:
