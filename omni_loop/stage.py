@@ -252,3 +252,24 @@ class SteppedStage(Stage, Protocol):
 
     def finish(self, job: Job) -> Outputs:
         """The outputs of a finished job."""
+
+
+def in_steps(stage: SteppedStage, items: Sequence[StageItem]) -> list[Outputs | Exception]:
+    """The ``run`` of a stepped stage: all items begin, go on together and finish alike."""
+    results: dict[int, Outputs | Exception] = {}
+    jobs: dict[int, Job] = {}
+    for i, item in enumerate(items):
+        try:
+            jobs[i] = stage.begin(item)
+        except Exception as e:  # the runner answers that item with it
+            results[i] = e
+    while going := {i: job for i, job in jobs.items() if i not in results and not job.finished}:
+        errors = zip(going, stage.advance(list(going.values())), strict=True)
+        results.update((i, error) for i, error in errors if error is not None)
+    for i, job in jobs.items():
+        if i not in results:
+            try:
+                results[i] = stage.finish(job)
+            except Exception as e:
+                results[i] = e
+    return [results[i] for i in range(len(items))]

@@ -80,6 +80,6 @@ def test_one_step_ends_at_the_clean_guess(model: DiT) -> None:
     c, g = model.config, torch.Generator().manual_seed(0)
     prev, noise = torch.randn(2, 1, 1, c.tokens, c.token_dim, generator=g)
     action, known = torch.ones(1, 1, 2), torch.ones(1, 1, dtype=torch.bool)
-    context = torch.zeros(c.layers, 2, 1, c.heads, 0, c.head_dim)
+    context = model.roped_context(torch.zeros(c.layers, 2, 1, 0, c.heads, c.head_dim))
     guess = prev + model.frame(noise, prev, torch.ones(1, 1), action, known, context)[0]
     assert torch.equal(denoise(model, prev, action, known, context, noise, 1), guess)

@@ -4,6 +4,9 @@ A frame is one block of the pool: OBSERVED when it was real, IMAGINED when it wa
 every block from its first step on. For that the blocks of ``max_predict`` more frames are kept than the model
 looks at: what follows is as if nothing had been imagined.
 
+Every frame takes some passes, a predicted one its denoise steps and then the clean pass that writes its keys and
+values, a real one the clean pass alone. Between two passes the jobs of other sessions may join.
+
 Inputs: ``actions`` (the client's, or the act head's chunk), ``observation`` (real frames to recondition on) or
 ``latents`` (of the frame the context stage saw). Output: ``latents [n, 16, c]`` of the predicted frames with
 the ``actions [n, 2]`` that lead to them.
@@ -12,29 +15,19 @@ the ``actions [n, 2]`` that lead to them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from omni_loop.errors import InvalidInput, Reason, StateError, TensorError
-from omni_loop.messages import PayloadKind
-from omni_loop.stage import (
-    CounterSpec,
-    KVSpec,
-    Outputs,
-    Payload,
-    RingSpec,
-    StageItem,
-    StateSpec,
-    StateView,
-    one_by_one,
-)
+from omni_loop.stage import CounterSpec, Job, KVSpec, Outputs, RingSpec, StageItem, StateSpec, StateView, in_steps
 from omni_loop.training.checkpoint import load_config, load_weights, revision
 from omni_loop.types import Op, StageKind
 
-from ..dit import DiT, DiTConfig, denoise
-from .shared import checkpoint, codec_of, encode, to_unit
+from ..dit import DiT, DiTConfig, noise_levels
+from .frame_job import FrameJob, side_by_side
+from .shared import checkpoint, codec_of, encode, images_of, to_unit
 
 
 class FramesStage:
@@ -72,23 +65,71 @@ class FramesStage:
         }
 
     def run(self, items: Sequence[StageItem]) -> Sequence[Outputs | Exception]:
-        return one_by_one(self._tick, items)
+        return in_steps(self, items)
 
-    @torch.no_grad()
-    def _tick(self, item: StageItem) -> Outputs:
+    def begin(self, item: StageItem) -> FrameJob:
         if item.op is Op.RECONDITION and "observation" in item.inputs:
-            return self._recondition(item)
-        if "latents" in item.inputs and item.op is not Op.PREDICT:
-            # A lone real frame every few steps: what came before does not lead to it frame by frame.
-            self._restart(item.state, item.step)
-            seen = torch.as_tensor(item.inputs["latents"].arrays["latents"], device=self.device)
-            self._append(item.state, seen[None], None, imagined=False)
-        return self._predict(item)
+            job = self._recondition(item)
+        else:
+            job = self._predict(item)
+        ring, c = item.state.ring("recent").items(), self.model.config
+        kv = item.state.kv("kv").gather()  # holds more than the model looks at: see the module's text
+        past = kv[:, :, max(0, kv.shape[2] - (c.window - 1) * c.tokens) :].unsqueeze(2)
+        job.start(self.model.roped_context(past), torch.as_tensor(ring[-1], device=self.device) if ring else None)
+        return job
 
-    def _recondition(self, item: StageItem) -> Outputs:
+    def advance(self, jobs: Sequence[Job]) -> Sequence[Exception | None]:
+        """One pass for each: those with images to be encoded get their latents, all others a pass of the model."""
+        given, most = cast("Sequence[FrameJob]", jobs), self.model.config.window - 1
+        groups: dict[int, list[FrameJob]] = {}
+        for job in given:
+            groups.setdefault(-1 if job.images is not None else min(job.position, most), []).append(job)
+        for held, group in groups.items():
+            if held < 0:
+                self._encode(group)
+            else:
+                self._pass(group)
+        return [None] * len(given)
+
+    def finish(self, job: Job) -> Outputs:
+        """Stage what the job made; raises what the state refuses."""
+        return cast("FrameJob", job).store()
+
+    def _encode(self, jobs: list[FrameJob]) -> None:
+        frames = encode(self.codec, torch.cat([cast("Tensor", job.images) for job in jobs]))
+        for job, latents in zip(jobs, frames.split([len(cast("Tensor", job.images)) for job in jobs]), strict=True):
+            job.see(latents)
+
+    def _pass(self, jobs: list[FrameJob]) -> None:
+        """One pass of jobs with equally many frames behind the present one."""
+        jobs, context = side_by_side(jobs)
+        level = torch.tensor([[job.level] for job in jobs], device=self.device)
+        known = torch.tensor([[job.action is not None] for job in jobs], device=self.device)
+        none = torch.zeros(self.model.config.action_dim, device=self.device)
+        action = torch.stack([none if job.action is None else job.action for job in jobs])[:, None]
+        x, prev = torch.stack([job.x for job in jobs])[:, None], torch.stack([job.prev for job in jobs])[:, None]
+        clean = [i for i, job in enumerate(jobs) if job.level == 0]
+        if clean:
+            residual, fresh = self.model.frame(x, prev, level, action, known, context)
+            context.keep(clean)
+            for i in clean:
+                jobs[i].end_frame(fresh[:, :, i])
+        else:
+            residual = self.model.residual(x, prev, level, action, known, context)
+        if len(clean) == len(jobs):
+            return
+        there = prev + residual
+        ratio = torch.tensor([job.ratio for job in jobs], device=self.device)[:, None, None, None]
+        x = there + ratio * (x - there)
+        done = set(clean)
+        for i, latents in enumerate(x[:, 0].unbind()):
+            if i not in done:
+                jobs[i].end_step(latents)
+
+    def _recondition(self, item: StageItem) -> FrameJob:
         arrays = item.inputs["observation"].arrays
-        first, n = int(item.params.get("first_step", item.step)), len(arrays["image"])
-        if not 0 < n <= self.max_predict + 1:
+        first, images = int(item.params.get("first_step", item.step)), images_of(self.codec, arrays["image"])
+        if not 0 < (n := len(images)) <= self.max_predict + 1:
             raise InvalidInput(f"{n} frames at once, between 1 and {self.max_predict + 1} can be observed")
         executed = self._actions("executed", arrays.get("executed", torch.zeros(0, self.model.config.action_dim)))
         fresh = self._rewind(item.state, first)
@@ -98,14 +139,7 @@ class FramesStage:
                 f"{n} frames from step {first} need {expected} executed actions (action t leads from frame t "
                 f"to t + 1), got {len(executed)}"
             )
-        frames = encode(self.codec, arrays["image"])  # [n, 16, c]
-        for i, latents in enumerate(frames):
-            lead = i - 1 if fresh else i
-            action = executed[lead][None, None] if lead >= 0 else None
-            self._append(item.state, latents[None, None], action, imagined=False)
-        return {
-            "latents": Payload(PayloadKind.LATENTS, {"latents": frames, "actions": executed}, {"first_step": first})
-        }
+        return FrameJob(item, executed, {"first_step": first}, observed=n, images=images)
 
     def _rewind(self, state: StateView, first: int) -> bool:
         """Make ``first`` the next step to be observed; whether it is the first frame of all."""
@@ -139,14 +173,7 @@ class FramesStage:
         state.ring("recent").clear()
         state.counter("origin").set(first)
 
-    def _actions(self, name: str, px: Any) -> Tensor:
-        """Actions ``[n, a]`` in -1..1."""
-        actions, width = to_unit(px), self.model.config.action_dim
-        if actions.ndim != 2 or actions.shape[1] != width:
-            raise TensorError(f"{name!r} has shape {list(actions.shape)}, expected [n, {width}]")
-        return actions.to(self.device)
-
-    def _predict(self, item: StageItem) -> Outputs:
+    def _predict(self, item: StageItem) -> FrameJob:
         if "actions" not in item.inputs:
             raise InvalidInput("predict needs the 'actions' to predict under: float32[n, 2]")
         actions = self._actions("actions", item.inputs["actions"].arrays["actions"])
@@ -155,49 +182,45 @@ class FramesStage:
             raise InvalidInput(
                 f"{count} frames asked for, between 1 and {min(len(actions), self.max_predict)} can be predicted"
             )
-        if not item.state.ring("recent").items():
+        seen = None
+        if "latents" in item.inputs and item.op is not Op.PREDICT:
+            seen = self._latents(item.inputs["latents"].arrays["latents"])
+            # A lone real frame every few steps: what came before does not lead to it frame by frame.
+            self._restart(item.state, item.step)
+        elif not item.state.ring("recent").items():
             raise StateError("no frame to predict from: send one with Recondition (or Infer) first")
-        generator = torch.Generator().manual_seed(item.noise_seed("frames"))
-        latents = torch.cat([self._next(item.state, action[None, None], generator) for action in actions[:count]])
-        meta = {"first_step": item.step + 1}
-        return {"latents": Payload(PayloadKind.LATENTS, {"latents": latents, "actions": actions[:count]}, meta)}
+        return FrameJob(
+            item,
+            actions[:count],
+            {"first_step": item.step + 1},
+            observed=0 if seen is None else 1,
+            imagined=count,
+            levels=noise_levels(self.steps),
+            latents=seen,
+        )
 
-    def _next(self, state: StateView, action: Tensor, generator: torch.Generator) -> Tensor:
-        """Denoise one frame against the committed blocks, then write its own block: ``[1, 16, c]``."""
-        prev = torch.as_tensor(state.ring("recent").items()[-1], device=self.device)[None, None]
-        context = self._context(state)
-        noise = torch.randn(prev.shape, generator=generator).to(self.device)
-        known = torch.ones(1, 1, dtype=torch.bool, device=self.device)
-        latents = denoise(self.model, prev, action, known, context, noise, self.steps)
-        self._append(state, latents, action, imagined=True, context=context)
-        return latents[0]
+    def _actions(self, name: str, px: Any) -> Tensor:
+        """Actions ``[n, a]`` in -1..1."""
+        actions, width = to_unit(px), self.model.config.action_dim
+        if actions.ndim != 2 or actions.shape[1] != width:
+            raise TensorError(f"{name!r} has shape {list(actions.shape)}, expected [n, {width}]")
+        return actions.to(self.device)
 
-    def _context(self, state: StateView) -> Tensor:
+    def _latents(self, array: Any) -> Tensor:
+        """The one frame that was seen, ``[1, 16, c]``."""
         c = self.model.config
-        kv = state.kv("kv").gather()  # holds more than the model looks at: see the module's text
-        return self.model.roped_context(kv[:, :, max(0, kv.shape[2] - (c.window - 1) * c.tokens) :].unsqueeze(2))
-
-    def _append(
-        self, state: StateView, latents: Tensor, action: Tensor | None, imagined: bool, context: Tensor | None = None
-    ) -> None:
-        """The clean pass of ``latents [1, 1, 16, c]``: its keys and values become the next block."""
-        ring = state.ring("recent")
-        held = ring.items()
-        prev = torch.as_tensor(held[-1], device=self.device)[None, None] if held else latents
-        known = torch.tensor([[action is not None]], device=self.device)
-        led = torch.zeros(1, 1, 2, device=self.device) if action is None else action.to(self.device)
-        context = self._context(state) if context is None else context
-        level = torch.zeros(1, 1, device=self.device)
-        _, kv = self.model.frame(latents, prev, level, led, known, context)
-        state.kv("kv").append(kv[:, :, 0], imagined=imagined)
-        ring.push(latents[0, 0])
+        latents = torch.as_tensor(array, device=self.device)
+        if tuple(latents.shape) != (1, c.tokens, c.token_dim):
+            raise TensorError(f"'latents' has shape {list(latents.shape)}, expected {[1, c.tokens, c.token_dim]}")
+        return latents.float()
 
     def warm_up(self) -> None:
         c = self.model.config
-        z = torch.zeros(1, 1, c.tokens, c.token_dim, device=self.device)
-        context = torch.zeros(c.layers, 2, 1, c.heads, 0, c.head_dim, device=self.device)
-        action, known = torch.zeros(1, 1, c.action_dim, device=self.device), torch.ones(1, 1, dtype=torch.bool)
-        denoise(self.model, z, action, known.to(self.device), context, z, self.steps)
+        context = self.model.roped_context(torch.zeros(c.layers, 2, 1, 0, c.heads, c.head_dim, device=self.device))
+        z, action = torch.zeros(1, 1, c.tokens, c.token_dim), torch.zeros(1, 1, c.action_dim)
+        known, level = torch.ones(1, 1, dtype=torch.bool), torch.ones(1, 1)
+        z, action, known, level = (t.to(self.device) for t in (z, action, known, level))
+        self.model.frame(z, z, level, action, known, context)
 
 
 #: Factory registered as ``frames``.

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from omni_loop.errors import TensorError
+
 from ..codec import FrameCodec, to_float
 from ..context.perceive import load_codec
 
@@ -33,6 +35,14 @@ def tensor_of(array: Any) -> Tensor:
     if isinstance(array, np.ndarray) and not array.flags.writeable:
         array = array.copy()
     return torch.as_tensor(array)
+
+
+def images_of(codec: FrameCodec, array: Any) -> Tensor:
+    """Images ``uint8[n, h, w, 3]`` of the codec's size; raises TensorError for others."""
+    images, size = tensor_of(array), codec.config.frame_size
+    if images.dtype != torch.uint8 or tuple(images.shape[1:]) != (size, size, 3) or images.ndim != 4:
+        raise TensorError(f"images are {images.dtype} {list(images.shape)}, expected uint8 {['n', size, size, 3]}")
+    return images
 
 
 def encode(codec: FrameCodec, images: Any) -> Tensor:
