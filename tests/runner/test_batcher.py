@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from omni_loop.messages import (
     CloseSession,
     Discard,
     Done,
+    ForkSession,
     PayloadKey,
     PayloadKind,
     Receipt,
@@ -277,6 +279,49 @@ def test_times_are_of_the_batch_and_waiting_is_until_it_begins() -> None:
     times = {r: (bed.done(r).queue_ms, bed.done(r).model_ms) for r in (early, late, behind)}
     assert times == {early: (5, 40), late: (0, 40), behind: (0, 30)}
     bed.close()
+
+
+def test_a_commit_is_told_each_sessions_share_of_the_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    bed = Bed({"p/a": lambda: Logged(clock, 40), "p/s": lambda: Stepped(clock, 10)}, settings(), clock)
+    costs: list[float] = []
+    commit = bed.runner.state.commit
+
+    def record(*args: Any) -> None:
+        costs.append(args[-1])
+        commit(*args)
+
+    monkeypatch.setattr(bed.runner.state, "commit", record)
+    bed.open("a", "b")
+    for session in "ab":
+        bed.add(bed.run(session, 1))
+        bed.add(bed.run(session, 1, "p/s", passes=2))
+        bed.commit(session, 1, "p/a", "p/s")
+        bed.add(bed.run(session, 2))
+        bed.commit(session, 2)
+    bed.work()
+    assert costs == [30, 30, 20, 20]
+    bed.close()
+
+
+def test_a_fork_is_in_the_order_of_parent_and_child(bed: Bed) -> None:
+    bed.open("a", "b")
+    bed.add(bed.run("a", 1))
+    bed.commit("a", 1)
+    fork = bed.add(ForkSession("a", "x"))
+    child = bed.add(bed.run("x", 2))
+    parent = bed.add(bed.run("a", 2))
+    bed.commit("a", 2)
+    refused = bed.add(ForkSession("b", "x"))
+    itself = bed.add(ForkSession("a", "a"))
+    bed.commit("x", 2)
+    bed.add(CloseSession("x"))
+    bed.work()
+    assert isinstance(bed.answers[fork], Done)
+    assert log(bed) == [("a",), ("x", "a")]
+    assert bed.y(parent) == near(alone("a", 2)[1])
+    assert bed.done(child).outputs.keys() == {"y", "kv"}
+    assert error_of(bed.answers[refused]) == error_of(bed.answers[itself]) == ("failed_precondition", "busy")
 
 
 class TestWaiting:
