@@ -25,6 +25,8 @@ from omni_loop.loop.pool import Pool
 from omni_loop.loop.request import SessionInfo, TickRequest
 from omni_loop.messages import PayloadKind
 from omni_loop.runner.local import LocalRunner
+from omni_loop.runner.runner import RunnerSettings
+from omni_loop.session.snapshot import SnapshotStore
 from omni_loop.stage import CounterSpec, Outputs, Payload, StageItem, StateSpec
 from omni_loop.types import ArraySpec, Op, SessionSpec, StageKind, TickResult
 
@@ -51,8 +53,10 @@ class ToyStage:
     model: Callable[[StageItem, int], dict[str, Payload]]
     revision: str = "toy-1"
 
+    specs: Mapping[str, StateSpec] = field(default_factory=dict)
+
     def state_specs(self) -> Mapping[str, StateSpec]:
-        return {"count": CounterSpec()}
+        return {"count": CounterSpec(), **self.specs}
 
     def run(self, items: Sequence[StageItem]) -> Sequence[Outputs | Exception]:
         return [self._one(item) for item in items]
@@ -104,6 +108,8 @@ MODELS = {
     "act": (StageKind.ACT, _act),
     "frames": (StageKind.FRAMES, _frames),
 }
+
+SPECS: dict[str, Mapping[str, StateSpec]] = {}  # state of a stage besides its count
 
 SPEC = SessionSpec(
     pipeline="toy",
@@ -160,6 +166,8 @@ async def toy(
     clock: Clock | None = None,
     max_sessions: int = 64,
     config: SessionConfig | None = None,
+    settings: RunnerSettings | None = None,
+    store: SnapshotStore | None = None,
 ) -> AsyncIterator[Toy]:
     """An orchestrator over ``pipeline`` with one thread runner per group of ``placement``. At the end nothing is
     left: the runners check their books when they stop, and the connectors must hold no payload."""
@@ -167,11 +175,11 @@ async def toy(
     runners = []
     for number, (names, connector) in enumerate(zip(placement, connectors, strict=False)):
         entries = [(f"{pipeline.name}/{name}", _factory(name, script), {}) for name in names]
-        runners.append(LocalRunner(f"r{number}", entries, connector=connector))
+        runners.append(LocalRunner(f"r{number}", entries, settings, connector))
     for runner in runners:
         await runner.start()
     pool = Pool([compile_pipeline(pipeline)], runners)
-    core = Orchestrator(pool, config or SessionConfig(), max_sessions, clock)
+    core = Orchestrator(pool, config or SessionConfig(), max_sessions, clock, store)
     setup = Toy(core, script, runners)
     try:
         yield setup
@@ -195,7 +203,7 @@ async def _close_all(setup: Toy) -> None:
 
 def _factory(name: str, script: Script) -> Callable[..., ToyStage]:
     kind, model = MODELS[name]
-    return lambda **options: ToyStage(name, kind, script, model)
+    return lambda **options: ToyStage(name, kind, script, model, specs=SPECS.get(name, {}))
 
 
 def infer(info: SessionInfo, seq: int, step: int = 0, mark: float = 7.0, **kwargs: Any) -> TickRequest:
@@ -236,7 +244,7 @@ class Gate:
 def plain(name: str) -> ToyStage:
     """A stage that nothing scripts, as a factory that another process can import."""
     kind, model = MODELS[name]
-    return ToyStage(name, kind, Script(), model)
+    return ToyStage(name, kind, Script(), model, specs=SPECS.get(name, {}))
 
 
 def actions(result: TickResult) -> list[list[float]]:
