@@ -204,7 +204,7 @@ class Book:
         return pb.ForkRequest(session=self.ref, seed=None if seed is None else whole("seed", seed, UINT64))
 
     def rewind(self, step: int) -> pb.RewindRequest:
-        return pb.RewindRequest(session=self.ref, step=whole("step", step, MAX_COUNT))
+        return pb.RewindRequest(session=self.ref, step=whole("step", step, 2 * MAX_COUNT))
 
     def snapshot(self, name: str) -> pb.SnapshotRequest:
         return pb.SnapshotRequest(session=self.ref, name=codec.check_snapshot_name(text("name", name)))

@@ -109,7 +109,7 @@ class LoopService:
         return pb.ResetReply(epoch=await self.core.reset(info.id, info.token, seed, prompt))
 
     async def rewind(self, request: pb.RewindRequest, info: SessionInfo) -> pb.RewindReply:
-        codec.check_step(request.step)
+        codec.check_rewind(request)
         epoch, step = await self.core.rewind(info.id, info.token, request.step)
         return pb.RewindReply(epoch=epoch, step=step)
 

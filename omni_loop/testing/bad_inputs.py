@@ -1,7 +1,8 @@
 """Named bad inputs: what a codec must refuse, with the reason and the words that help.
 
 Each case spoils a good ``Infer`` request of a session of :data:`~omni_loop.testing.toy_core.SPEC` that sends
-``KEYS``. Shipped, so that every server in front of an orchestrator can be held to it.
+``KEYS``, those of :func:`plan_cases` a good ``Plan``; :data:`BAD_SNAPSHOT_NAMES` are for ``Snapshot`` and
+``Restore``. Shipped, so that every server in front of an orchestrator can be held to it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import struct
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +24,31 @@ from ..wire.codec import Limits, encode_tensor
 KEYS = ("image", "agent_pos", "points", "gripper")
 LIMITS = Limits(max_message_bytes=1 << 20, max_tensor_bytes=1 << 16, max_tensors=8, max_rank=4, max_image_pixels=4096)
 
-Spoil = Callable[[pb.InferRequest], "bytes | None"]
+Spoil = Callable[[Any], "bytes | None"]
+
+BAD_SNAPSHOT_NAMES = (
+    *(
+        "",
+        ".",
+        "..",
+        ".hidden",
+        "-rf",
+        "_x",
+        " a",
+        "a ",
+        "a b",
+        "a\n",
+        "\n",
+        "a\0b",
+        "a/b",
+        "/a",
+        "a/",
+        "../a",
+        "a/../b",
+    ),
+    *("..\\a", "a\\b", "C:", "C:a", "~", "~root", "$HOME", "%2e%2e", "a%2fb", "a*", "a?", "a:b", "a|b", "a;b", "`a`"),
+    *("\u00e9", "\uff0e\uff0e", "a\u2215b", "\u0430", "\u0661", "a\u200b", "x" * 101, "x" * 100_000),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +75,19 @@ def good_request(seq: int = 1) -> pb.InferRequest:
     arrays = {name: encode_tensor(array) for name, array in good_arrays().items()}
     observation = pb.Observation(seq=seq, step=3, arrays=arrays, executed=encode_tensor(np.ones((3, 2), np.float32)))
     return pb.InferRequest(observation=observation)
+
+
+def good_plan(seq: int = 1) -> pb.PlanRequest:
+    return pb.PlanRequest(
+        seq=seq,
+        horizon=3,
+        candidates=16,
+        iterations=2,
+        method="mppi",
+        budget_ms=20.0,
+        goal=encode_tensor(good_arrays()["image"]),
+        init=encode_tensor(np.full((3, 2), 5, np.float32)),
+    )
 
 
 def cases() -> list[BadInput]:
@@ -250,6 +289,75 @@ def _numbers() -> list[BadInput]:
         BadInput("negative deadline", put(deadline_ms=-1.0), ("deadline_ms",), bad),
         BadInput("NaN deadline", put(deadline_ms=float("nan")), ("deadline_ms", "nan"), bad),
         BadInput("infinite deadline", put(deadline_ms=float("inf")), ("deadline_ms", "inf"), bad),
+    ]
+
+
+def plan_cases() -> list[BadInput]:
+    def put(**values: Any) -> Spoil:
+        def spoil(request: pb.PlanRequest) -> None:
+            for name, value in values.items():
+                setattr(request, name, value)
+
+        return spoil
+
+    def array(name: str, value: Array) -> Spoil:
+        return lambda request: getattr(request, name).CopyFrom(encode_tensor(value))
+
+    def tensor(name: str, **values: Any) -> Spoil:
+        def spoil(request: pb.PlanRequest) -> None:
+            target = getattr(request, name)
+            for field, value in values.items():
+                if field == "shape":
+                    target.shape[:] = value
+                else:
+                    setattr(target, field, value)
+
+        return spoil
+
+    def ones(*shape: int, dtype: str = "float32") -> Array:
+        return np.ones(shape, dtype)
+
+    def alone(request: pb.PlanRequest) -> None:
+        request.ClearField("horizon")
+        request.init.CopyFrom(encode_tensor(ones(9, 2)))
+
+    bad, large = Reason.BAD_REQUEST, Reason.TOO_LARGE
+    greatest = (1 << 32) - 1
+    bomb = _png_header(9_000, 9_000) + _png_chunk(b"IDAT", zlib.compress(b"\0"))
+    return [
+        BadInput("plan: seq 0", put(seq=0), ("seq starts at 1",), bad),
+        BadInput("plan: greatest seq", put(seq=(1 << 64) - 1), ("seq is", str(1 << 53)), bad),
+        BadInput("plan: horizon 0", put(horizon=0), ("horizon is 0", "at most 8"), bad),
+        BadInput("plan: horizon beyond the spec's", put(horizon=9), ("horizon is 9", "at most 8"), bad),
+        BadInput("plan: greatest horizon", put(horizon=greatest), (str(greatest), "at most 8"), bad),
+        BadInput("plan: no candidates", put(candidates=0), ("candidates is 0", "at most 4096"), bad),
+        BadInput("plan: too many candidates", put(candidates=4097), ("candidates is 4097", "4096"), bad),
+        BadInput("plan: greatest candidates", put(candidates=greatest), ("candidates is", "4096"), bad),
+        BadInput("plan: no iterations", put(iterations=0), ("iterations is 0", "at most 64"), bad),
+        BadInput("plan: too many iterations", put(iterations=65), ("iterations is 65", "at most 64"), bad),
+        BadInput("plan: unknown method", put(method="cme"), ("unknown method 'cme'", "Did you mean 'cem'?"), bad),
+        BadInput("plan: method of another case", put(method="CEM"), ("unknown method 'CEM'", "cem"), bad),
+        BadInput("plan: method of 50,000 letters", put(method="x" * 50_000), ("unknown method",), bad),
+        BadInput("plan: negative budget", put(budget_ms=-1.0), ("budget_ms is -1",), bad),
+        BadInput("plan: NaN budget", put(budget_ms=float("nan")), ("budget_ms is nan",), bad),
+        BadInput("plan: infinite budget", put(budget_ms=float("inf")), ("budget_ms is inf",), bad),
+        BadInput("plan: NaN deadline", put(deadline_ms=float("nan")), ("deadline_ms is nan",), bad),
+        BadInput("plan: goal of another size", array("goal", ones(9, 8, 3, dtype="uint8")), ("goal", "[9,8,3]")),
+        BadInput("plan: goal of floats", array("goal", ones(8, 8, 3)), ("goal", "float32", "uint8")),
+        BadInput("plan: two goals", array("goal", ones(2, 8, 8, 3, dtype="uint8")), ("goal", "[2,8,8,3]")),
+        BadInput("plan: goal without data", tensor("goal", data=b""), ("goal", "needs 192", "0 came")),
+        BadInput("plan: goal that overflows", tensor("goal", shape=(1 << 32, 1 << 32)), ("goal", "takes"), large),
+        BadInput("plan: goal bomb", tensor("goal", data=bomb, encoding=pb.ENCODING_PNG), ("9000 x 9000",)),
+        BadInput("plan: empty goal", lambda request: request.goal.Clear(), ("goal", "dtype number 0")),
+        BadInput("plan: init too short", array("init", ones(2, 2)), ("'init' has 2 rows", "horizon is 3")),
+        BadInput("plan: init too long alone", alone, ("horizon is 9", "at most 8"), bad),
+        BadInput("plan: init too wide", array("init", ones(3, 3)), ("init", "[3,3]", "[n,2]")),
+        BadInput("plan: init without rows axis", array("init", ones(3)), ("init", "[3]", "[n,2]")),
+        BadInput("plan: init of negative rows", tensor("init", shape=(-1, 2)), ("'init' has -1 rows",)),
+        BadInput("plan: init that overflows", tensor("init", shape=(3, 1 << 62)), ("init", "takes"), large),
+        BadInput("plan: NaN in init", array("init", np.full((3, 2), np.nan, np.float32)), ("init", "nan")),
+        BadInput("plan: init out of range", array("init", np.full((3, 2), 999, np.float32)), ("init", "999")),
+        BadInput("plan: init in doubles", array("init", ones(3, 2, dtype="float64")), ("init", "float64")),
     ]
 
 

@@ -20,7 +20,6 @@ from ..errors import (
     Exhausted,
     OmniLoopError,
     Reason,
-    SnapshotError,
     StageFailed,
     StateError,
     UnknownName,
@@ -177,7 +176,7 @@ class ToyCore:
 
     async def restore(self, name: str) -> SessionInfo:
         if name not in self.snapshots:
-            raise SnapshotError(f"no snapshot {name!r}.{nearest(name, self.snapshots)}")
+            raise UnknownName(f"no snapshot {name!r}.{nearest(name, self.snapshots)}")
         return self._continue(self.snapshots[name], None)
 
     def list_sessions(self) -> Sequence[SessionSummary]:

@@ -105,9 +105,7 @@ def check_plan(message: pb.PlanRequest, spec: SessionSpec) -> int:
         _check_between("iterations", message.iterations, MAX_ITERATIONS)
     if message.method and message.method not in METHODS:
         cut = f"{message.method[:SHOWN]!r}..." if len(message.method) > SHOWN else repr(message.method)
-        raise InvalidInput(
-            f"method is {cut}; it must be one of {', '.join(METHODS)}.{nearest(message.method, METHODS)}"
-        )
+        raise InvalidInput(f"unknown method {cut}.{nearest(message.method, METHODS)}")
     if not (math.isfinite(message.budget_ms) and message.budget_ms >= 0):
         raise InvalidInput(f"budget_ms is {message.budget_ms}; it must be 0 (none) or a positive number")
     if rows is not None and rows != horizon:
@@ -129,12 +127,16 @@ def check_list(request: pb.ListSessionsRequest, limits: Limits) -> None:
         )
 
 
-def check_step(step: int, name: str = "step") -> None:
-    """Raises :class:`InvalidInput` for what is no control step."""
+def check_rewind(request: pb.RewindRequest) -> None:
+    """Raises :class:`InvalidInput` for a step nobody can stand at."""
+    _check_step("step", request.step, 2 * MAX_COUNT)  # an observation at the last one, and what was imagined after it
+
+
+def _check_step(name: str, step: int, most: int) -> None:
     if step < 0:
         raise InvalidInput(f"{name} {step} is negative; step 0 is the first observation after a reset")
-    if step > MAX_COUNT:
-        raise InvalidInput(f"{name} is {step}; it must be at most {MAX_COUNT}")
+    if step > most:
+        raise InvalidInput(f"{name} is {step}; it must be at most {most}")
 
 
 def decode_observation(message: pb.Observation, spec: SessionSpec, keys: Sequence[str], limits: Limits) -> Observation:
@@ -210,7 +212,7 @@ def _check_counts(seq: int, field: str, step: int, deadline_ms: float) -> None:
         raise InvalidInput("seq starts at 1")
     if seq > MAX_COUNT:
         raise InvalidInput(f"seq is {seq}; it must be at most {MAX_COUNT}")
-    check_step(step, field)
+    _check_step(field, step, MAX_COUNT)
     if not (math.isfinite(deadline_ms) and deadline_ms >= 0):
         raise InvalidInput(f"deadline_ms is {deadline_ms}; it must be 0 (none) or a positive number")
 

@@ -1,14 +1,25 @@
 """Every named bad input is refused with a typed error that names what is wrong."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from omni_loop.errors import InvalidInput, Reason
-from omni_loop.testing.bad_inputs import KEYS, LIMITS, BadInput, cases, good_arrays, good_request
+from omni_loop.errors import InvalidInput, Reason, Unsupported
+from omni_loop.testing.bad_inputs import (
+    BAD_SNAPSHOT_NAMES,
+    KEYS,
+    LIMITS,
+    BadInput,
+    cases,
+    good_arrays,
+    good_plan,
+    good_request,
+    plan_cases,
+)
 from omni_loop.testing.toy_core import SPEC
-from omni_loop.types import Observation
+from omni_loop.types import Observation, Op
 from omni_loop.wire import codec
 from omni_loop.wire import loop_pb2 as pb
 
@@ -112,3 +123,71 @@ def test_a_recondition_names_its_own_field(step: int) -> None:
 def test_the_seq_of_a_predict_is_bounded() -> None:
     with pytest.raises(InvalidInput, match=f"^seq is {1 << 63}; it must be at most {1 << 53}"):
         codec.decode_predict(pb.PredictRequest(seq=1 << 63, steps=1), SPEC, LIMITS)
+
+
+def plan(raw: bytes) -> codec.Plan:
+    return codec.decode_plan(codec.parse(pb.PlanRequest, raw, MESSAGES), SPEC, LIMITS)
+
+
+def test_the_unspoilt_plan_is_taken() -> None:
+    decoded = plan(good_plan(7).SerializeToString())
+    assert (decoded.seq, decoded.horizon, decoded.candidates, decoded.iterations) == (7, 3, 16, 2)
+    assert (decoded.method, decoded.budget_ms, decoded.deadline_ms) == ("mppi", 20.0, 0.0)
+    np.testing.assert_array_equal(decoded.goal, good_arrays()["image"])
+    np.testing.assert_array_equal(decoded.init, np.full((3, 2), 5, np.float32))
+
+
+def test_what_a_plan_leaves_out_is_chosen() -> None:
+    assert plan(pb.PlanRequest(seq=1).SerializeToString()) == codec.Plan(1, 8, 64, 3, "cem", 0.0, None, None, 0.0)
+    init = pb.PlanRequest(seq=1, init=codec.encode_tensor(np.ones((5, 2), np.float32)))
+    assert codec.decode_plan(init, SPEC, LIMITS).horizon == 5
+    assert codec.decode_plan(pb.PlanRequest(seq=1), replace(SPEC, max_predict=4), LIMITS).horizon == 4
+
+
+def test_the_bounds_of_a_plan_themselves_are_taken() -> None:
+    decoded = plan(pb.PlanRequest(seq=1, horizon=8, candidates=4096, iterations=64).SerializeToString())
+    assert (decoded.horizon, decoded.candidates, decoded.iterations) == (8, 4096, 64)
+
+
+@pytest.mark.parametrize("case", plan_cases(), ids=lambda case: case.name)
+def test_bad_plan(case: BadInput) -> None:
+    request = good_plan()
+    raw = case.spoil(request) or request.SerializeToString()
+    with pytest.raises(InvalidInput) as refusal:
+        plan(raw)
+    assert refusal.value.reason is case.reason
+    for words in case.says:
+        assert words in refusal.value.text
+    assert len(refusal.value.text) < 400
+
+
+def test_a_plan_where_the_pipeline_has_none() -> None:
+    with pytest.raises(Unsupported, match="cannot plan; it can infer"):
+        codec.decode_plan(good_plan(), replace(SPEC, ops=(Op.INFER,), max_predict=0), LIMITS)
+    with pytest.raises(Unsupported, match="takes no goal frame"):
+        codec.decode_plan(good_plan(), replace(SPEC, frame=None), LIMITS)
+
+
+@pytest.mark.parametrize("name", BAD_SNAPSHOT_NAMES, ids=lambda name: ascii(name)[:20])
+def test_a_name_no_snapshot_can_have(name: str) -> None:
+    with pytest.raises(InvalidInput, match="letters, digits, dots, dashes") as refusal:
+        codec.check_snapshot_name(name)
+    assert len(refusal.value.text) < 400
+
+
+@pytest.mark.parametrize("name", ["a", "0", "A.b-c_d", "run..2", "x" * 100])
+def test_a_name_a_snapshot_can_have(name: str) -> None:
+    assert codec.check_snapshot_name(name) == name
+
+
+@pytest.mark.parametrize("step", [-1, -(1 << 63), (1 << 54) + 1, (1 << 63) - 1])
+def test_the_step_of_a_rewind_is_bounded(step: int) -> None:
+    with pytest.raises(InvalidInput, match=r"^step"):
+        codec.check_rewind(pb.RewindRequest(step=step))
+
+
+def test_more_sessions_than_there_can_be_are_not_looked_up() -> None:
+    request = pb.ListSessionsRequest(sessions=[pb.SessionRef()] * 3)
+    with pytest.raises(InvalidInput, match=r"3 sessions .* at most 2"):
+        codec.check_list(request, codec.Limits(max_sessions=2))
+    codec.check_list(request, codec.Limits(max_sessions=3))

@@ -4,10 +4,20 @@ import numpy as np
 import pytest
 
 from omni_loop import errors
-from omni_loop.errors import Code, InvalidInput, OmniLoopError, Reason, StageFailed, TensorError
+from omni_loop.errors import Code, Exhausted, InvalidInput, OmniLoopError, Reason, StageFailed, TensorError
 from omni_loop.testing.bad_inputs import LIMITS
 from omni_loop.testing.toy_core import SPEC
-from omni_loop.types import ActionChunk, ArraySpec, FramePrediction, Op, Progress, SessionSpec, TickResult, Timings
+from omni_loop.types import (
+    ActionChunk,
+    ArraySpec,
+    FramePrediction,
+    Op,
+    PlanSummary,
+    Progress,
+    SessionSpec,
+    TickResult,
+    Timings,
+)
 from omni_loop.wire import codec
 from omni_loop.wire import loop_pb2 as pb
 
@@ -67,6 +77,19 @@ def test_a_result_round_trips() -> None:
     assert back.frames_error.text == lost.text
 
 
+def test_how_a_plan_was_found_round_trips() -> None:
+    sent = TickResult(7, 2, CHUNK, plan=PlanSummary(7, -1.5, 3.25, 64, 2, 8, True))
+    back = codec.decode_result(pb.TickReply.FromString(codec.encode_result(sent).SerializeToString()), SPEC, LIMITS)
+    assert back.plan == sent.plan
+
+
+@pytest.mark.parametrize("costs", [{"cost": float("nan")}, {"first_cost": float("inf")}])
+def test_a_client_takes_no_cost_that_is_no_number(costs: dict[str, float]) -> None:
+    with pytest.raises(StageFailed, match="cost") as refusal:
+        codec.decode_result(pb.TickReply(seq=1, plan=pb.PlanSummary(**costs)), SPEC, LIMITS)
+    assert refusal.value.reason is Reason.BAD_OUTPUT
+
+
 def test_an_empty_result_stays_empty() -> None:
     back = codec.decode_result(codec.encode_result(TickResult(1, 1)), SPEC, LIMITS)
     assert back == TickResult(1, 1)
@@ -103,6 +126,25 @@ def test_an_error_keeps_its_class(cls: type[OmniLoopError]) -> None:
     assert type(back) is (StageFailed if cls is OmniLoopError else cls)
     assert (back.text, back.code, back.reason, back.retryable) == (sent.text, sent.code, sent.reason, sent.retryable)
     assert back.epoch == 5
+
+
+def test_when_to_try_again_and_what_is_missing_travel() -> None:
+    sent = Exhausted("no room", reason=Reason.OUT_OF_BYTES, retry_after_ms=250.5, missing_bytes=1 << 40)
+    back = codec.decode_error(pb.Error.FromString(codec.encode_error(sent).SerializeToString()))
+    assert (back.retry_after_ms, back.missing_bytes) == (250.5, 1 << 40)
+    plain = codec.decode_error(codec.encode_error(Exhausted("no room")))
+    assert (plain.retry_after_ms, plain.missing_bytes) == (0.0, 0)
+
+
+@pytest.mark.parametrize("ms", [float("nan"), float("inf"), -1.0])
+def test_a_wait_that_makes_no_sense_is_none(ms: float) -> None:
+    assert codec.encode_error(Exhausted("t", retry_after_ms=ms)).retry_after_ms == 0
+    assert codec.decode_error(pb.Error(retry_after_ms=ms)).retry_after_ms == 0
+
+
+@pytest.mark.parametrize(("missing", "sent"), [(-5, 0), (1 << 70, (1 << 64) - 1)])
+def test_missing_bytes_that_do_not_fit_are_cut(missing: int, sent: int) -> None:
+    assert codec.encode_error(Exhausted("t", missing_bytes=missing)).missing_bytes == sent
 
 
 @pytest.mark.parametrize("code", list(Code))
