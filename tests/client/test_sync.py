@@ -59,6 +59,30 @@ def test_an_episode(client: Client) -> None:
         session.infer(ARRAYS, 0)
 
 
+def test_branches_of_an_episode(client: Client) -> None:
+    with client.open("toy", seed=5) as session:
+        for step in range(3):
+            session.infer(ARRAYS, step)
+        with session.fork(seed=9) as child:
+            assert (child.seed, child.start_step, child.epoch) == (9, 2, 1)
+            assert child.infer(ARRAYS, 3).seq == 4
+            shown = client.sessions(session, child)
+            assert shown.counts == {"toy": 2}
+            assert [s.last_seq for s in shown.sessions] == [3, 4]
+        assert session.rewind(1) == session.epoch == 2
+        assert session.start_step == 1
+        plan = session.plan(horizon=2, candidates=4, goal=ARRAYS["image"], budget_ms=5.0)
+        assert plan.seq == 4
+        assert plan.plan is not None
+        assert (plan.plan.candidates, plan.plan.horizon, plan.plan.out_of_time) == (4, 2, True)
+        assert session.snapshot("sync.1") > 0
+    with client.restore("sync.1") as again:
+        result = again.infer(ARRAYS, 2)
+        assert (result.seq, result.epoch) == (5, 2)
+        assert result.chunk is not None
+        assert result.chunk.actions[0, 0] == 8
+
+
 def test_the_servers_errors_arrive_as_they_were(client: Client) -> None:
     with pytest.raises(UnknownName, match="Did you mean 'toy'"):
         client.open("toyy")
