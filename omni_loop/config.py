@@ -6,7 +6,7 @@ A deployment says how registered pipelines run. It cannot make an unregistered m
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -27,6 +27,9 @@ Int64 = Annotated[int, Field(ge=1, le=(1 << 63) - 1)]
 Some = Annotated[int, Field(ge=1, le=1 << 16)]  # of things each of which takes memory
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _MIB = 1 << 20
+# Of one YAML file; far above any real one.
+MAX_TEXT = 1 << 18  # characters
+MAX_NODES = 10_000  # values and keys, where an alias counts as all that it stands for
 
 
 class Section(BaseModel):
@@ -96,9 +99,7 @@ class SessionConfig(Section):
 
     idle_ttl_s: Seconds = 600.0
     max_waiting: Some = 4
-    rewind_ticks: Annotated[int, Field(ge=0, le=1024)] = (
-        8  # states kept to go back to; the first to make room
-    )
+    rewind_ticks: Annotated[int, Field(ge=0, le=1024)] = 8  # states kept to go back to; the first to make room
     log_bytes: Annotated[int, Field(ge=0, le=(1 << 63) - 1)] = 32 * _MIB  # of requests, to rebuild evicted state from
 
 
@@ -202,20 +203,53 @@ def shipped(folder: str) -> list[str]:
     return sorted(f.name.removesuffix(".yaml") for f in root.iterdir() if f.name.endswith(".yaml"))
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML lets a second key of the same name win in silence; here it is an error."""
+class _Loader(yaml.SafeLoader):
+    """YAML lets a second key of the same name win in silence, and aliases of aliases grow without bound; here both are
+    errors."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._nodes = 0
+        self._sizes: dict[yaml.Node, int] = {}  # of every finished node, with all that is in it
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        before, mark, alias = self._nodes, self.peek_event().start_mark, self.check_event(yaml.AliasEvent)
+        self._nodes += not alias
+        self._check_size(mark)
+        node = super().compose_node(parent, index)
+        assert node is not None  # of the end of a document, which is no event of a node
+        if alias:
+            if node not in self._sizes:
+                raise yaml.composer.ComposerError(None, None, "an alias stands within what it stands for", mark)
+            self._nodes += self._sizes[node]
+            self._check_size(mark)
+        else:
+            self._sizes[node] = self._nodes - before
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        if twice := [key for key in keys if keys.count(key) > 1]:
-            raise yaml.constructor.ConstructorError(None, None, f"key {twice[0]!r} stands twice", node.start_mark)
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                break  # refused below
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", node.start_mark)
+            seen.add(key)
         return super().construct_mapping(node, deep)
+
+    def _check_size(self, mark: yaml.Mark) -> None:
+        if self._nodes > MAX_NODES:
+            text = f"more than {MAX_NODES} values, where an alias counts as all that it stands for"
+            raise yaml.composer.ComposerError(None, None, text, mark)
 
 
 def parse(text: str, source: str) -> dict[str, Any]:
-    """YAML text to a mapping."""
+    """YAML text to a mapping. Raises :class:`ConfigError`, also for more than any such file has to say."""
+    if len(text) > MAX_TEXT:
+        raise ConfigError(f"{source}: {len(text)} characters; at most {MAX_TEXT} are read")
     try:
-        data = yaml.load(text, _UniqueKeys)
+        data = yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as e:
         line = f" (line {e.problem_mark.line + 1})" if e.problem_mark else ""
         raise ConfigError(f"{source}: {e.problem}{line}") from None

@@ -81,6 +81,47 @@ def test_values_json_does_not_know_are_refused_by_their_key(text: str, error: st
         validate(Deployment, parse(f"pipelines: [p]\n{text}", "f"), "f")
 
 
+def bomb(levels: int, wide: int) -> str:
+    lines = ["l0: &l0 [x]"]
+    lines += [f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * wide)}]" for i in range(1, levels + 1)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(("levels", "wide"), [(9, 10), (60, 2), (2, 200), (1, 10_000)])
+def test_aliases_that_multiply_are_refused_by_the_line(levels: int, wide: int) -> None:
+    with pytest.raises(ConfigError, match=rf"^f: more than {config.MAX_NODES} values.* \(line \d+\)"):
+        parse(bomb(levels, wide), "f")
+
+
+@pytest.mark.parametrize(
+    "text", ["a: {k: &m {x: 1}, " + ", ".join(f"k{i}: *m" for i in range(4000)) + "}", "a: [" + "1," * 10_001 + "]"]
+)
+def test_more_values_than_any_file_has(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"^f: more than {config.MAX_NODES} values"):
+        parse(text, "f")
+
+
+def test_a_text_longer_than_any_file_is_not_read() -> None:
+    with pytest.raises(ConfigError, match=f"^f: {config.MAX_TEXT + 1} characters; at most {config.MAX_TEXT} are read"):
+        parse("#" * (config.MAX_TEXT + 1), "f")
+
+
+@pytest.mark.parametrize("text", ["a: &a [*a]", "a: &a {b: [*a]}", "a: &a {*a : 1}"])
+def test_an_alias_within_itself_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^f: an alias stands within what it stands for \(line 1\)"):
+        parse(text, "f")
+
+
+def test_a_few_aliases_are_fine() -> None:
+    assert parse("a: &a [1, 2]\nb: [*a, *a]\nc: *a", "f") == {"a": [1, 2], "b": [[1, 2], [1, 2]], "c": [1, 2]}
+
+
+@pytest.mark.parametrize(("text", "error"), [("? [1]\n: 2", "unhashable"), ("? [[1]]\n: 2", "unhashable")])
+def test_keys_that_cannot_be_keys(text: str, error: str) -> None:
+    with pytest.raises(ConfigError, match=f"^f: .*{error}"):
+        parse(text, "f")
+
+
 @pytest.mark.parametrize("text", ["&a [*a]", "[" * 200 + "]" * 200])
 def test_what_contains_itself_or_is_very_deep_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^f: "):
