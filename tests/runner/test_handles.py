@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,26 +26,31 @@ from omni_loop.messages import (
     PayloadKey,
     PayloadKind,
     ReleasePayloads,
+    Report,
     ResetSession,
     RunStage,
     Scalar,
 )
+from omni_loop.runner.batcher import Batcher
 from omni_loop.runner.handle import RunnerHandle
 from omni_loop.runner.local import LocalRunner
 from omni_loop.runner.process import ProcessRunner
-from omni_loop.stage import Payload
+from omni_loop.runner.runner import RunnerSettings
+from omni_loop.stage import Payload, StageItem
 from omni_loop.types import Op
+
+from .batch_toys import Logged
 
 STAGE = "p/toy"
 Handle = LocalRunner | ProcessRunner
 pytestmark = pytest.mark.timeout(300)  # importing torch in a process takes long on a busy machine
 
 
-def run(handle: RunnerHandle, tick: int, **params: Scalar) -> RunStage:
-    key = PayloadKey("client>toy", "s", 0, tick)
+def run(handle: RunnerHandle, tick: int, session: str = "s", **params: Scalar) -> RunStage:
+    key = PayloadKey("client>toy", session, 0, tick)
     payload = Payload(PayloadKind.OBSERVATION, {"x": np.full(4, tick / 10, np.float32)})
     receipt = handle.connector.put(key, payload)
-    return RunStage("s", 0, tick, STAGE, Op.INFER, tick, {"observation": receipt}, params)
+    return RunStage(session, 0, tick, STAGE, Op.INFER, tick, {"observation": receipt}, params)
 
 
 async def gone(handle: RunnerHandle, command: RunStage | ReleasePayloads) -> None:
@@ -119,6 +126,87 @@ async def test_a_process_answers_what_a_thread_answers(toys: str) -> None:
     process = await session(ProcessRunner("process", [(STAGE, f"{toys}:toy", {"gain": 0.5})], stop_s=60))
     assert len(thread) == 6
     assert process == thread
+
+
+async def many(handle: Handle, sessions: int = 12) -> list[list[float]]:
+    """Three ticks of every session, all at once and each tick submitted whole; their numbers."""
+    await handle.start()
+
+    async def one(name: str) -> list[float]:
+        numbers: list[float] = []
+        await handle.submit(OpenSession(name, 5, "push"))
+        for tick in range(3):
+            command = run(handle, tick, name, blocks=1 + tick % 2)
+            fails = name.endswith("1") and tick == 1
+            if fails:
+                command = replace(command, params={"mode": "raise"})
+            ran = asyncio.ensure_future(handle.submit(command))
+            decided = asyncio.ensure_future(handle.submit(Commit(name, 0, tick, (STAGE,))))
+            await asyncio.wait([ran, decided])
+            assert (ran.exception() is not None, decided.exception() is not None) == (fails, fails)
+            if not fails:
+                outputs = ran.result().outputs
+                numbers += as_numpy(handle.connector.get(outputs["y"]).arrays["y"]).tolist()
+                await handle.submit(ReleasePayloads(tuple(r.key for r in outputs.values())))
+            handle.connector.cleanup(command.inputs["observation"].key)
+        await handle.submit(CloseSession(name))
+        return numbers
+
+    answers = await asyncio.gather(*(one(f"s{i}") for i in range(sessions)))
+    assert held(handle) == 0
+    last = [asyncio.ensure_future(handle.submit(OpenSession(f"t{i}", 0, ""))) for i in range(5)]
+    last += [asyncio.ensure_future(handle.submit(run(handle, 0, f"t{i}"))) for i in range(5)]
+    await asyncio.sleep(0)
+    await handle.stop()
+    assert all(future.result() for future in last)  # whatever was submitted before the stop is answered
+    return answers
+
+
+async def test_many_sessions_of_a_process_or_a_thread_are_answered_alike(toys: str) -> None:
+    settings = RunnerSettings(max_batch=5, max_wait_ms=2)
+    thread = await many(LocalRunner("thread", [(STAGE, f"{toys}:toy", {})], settings))
+    process = await many(ProcessRunner("process", [(STAGE, f"{toys}:toy", {})], settings, stop_s=60))
+    assert len({tuple(numbers) for numbers in thread}) > 1
+    for mine, theirs in zip(process, thread, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+async def test_what_comes_while_a_batch_runs_is_the_next_batch() -> None:
+    begun, gate = threading.Event(), threading.Event()
+
+    class Gated(Logged):
+        def passed(self, items: Sequence[StageItem]) -> None:
+            super().passed(items)
+            begun.set()
+            gate.wait()
+
+    stage = Gated()
+    runner = LocalRunner("gated", [(STAGE, lambda: stage, {})], RunnerSettings(max_batch=4))
+    await runner.start()
+    for i in range(6):
+        await runner.submit(OpenSession(f"s{i}", 0, ""))
+    runs = [asyncio.ensure_future(runner.submit(run(runner, 1, "s0")))]
+    await asyncio.to_thread(begun.wait)
+    runs += [asyncio.ensure_future(runner.submit(run(runner, 1, f"s{i}"))) for i in range(1, 6)]
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.gather(*runs)
+    assert stage.log == [("s0",), ("s1", "s2", "s3", "s4"), ("s5",)]
+    await runner.stop()
+
+
+async def test_a_fault_of_the_work_loop_fails_everything_pending(toys: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Batcher) -> list[Report]:
+        raise RuntimeError("a fault of ours")
+
+    runner = LocalRunner("broken", [(STAGE, f"{toys}:toy", {})])
+    await runner.start()
+    monkeypatch.setattr(Batcher, "step", broken)
+    await gone(runner, ReleasePayloads(()))
+    assert not runner.alive
+    await gone(runner, ReleasePayloads(()))
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        await runner.stop()
 
 
 async def test_kill_9_fails_everything_pending_and_later(toys: str) -> None:

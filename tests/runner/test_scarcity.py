@@ -63,6 +63,7 @@ def test_who_waits_too_long_is_told_when_to_come_back(bed: Bed) -> None:
     assert error_of(report) == NO_ROOM
     assert report.retryable
     assert report.retry_after_ms > 0
+    assert report.missing_bytes > 0
     assert bed.batcher.wait_s() is None
     bed.commit("a", 1)
     bed.work()
