@@ -16,6 +16,7 @@ from ..session.log import Base, Version
 from ..session.machine import Phase, SessionMachine
 from ..session.snapshot import SnapshotData, SnapshotStore
 from ..types import MAX_COUNT
+from .flight import Flight
 from .live import Live, evicted
 from .prepare import check_prompt, check_seed
 from .rebuild import check_fits, rebuild
@@ -192,7 +193,7 @@ class Branching(Sessions):
             stages=stages,
             feedback=fed,
         )
-        # In its turn to the end: what was exported may lie in memory that the next tick writes to.
+        # In its turn to the end, so that a log that was incomplete goes on from exactly here.
         saved = await asyncio.to_thread(store.save, name, data)
         s.log.snapshotted(Base(name, saved.digest, _version(data)))
         return saved.nbytes
@@ -231,12 +232,12 @@ class Branching(Sessions):
         await self._revive(live)
         return await call()
 
-    async def _revive(self, live: Live) -> None:
-        """Evicted state is as after the last commit again, or the session is lost."""
-        await self._rebuild(live, live.session.machine.epoch)
+    async def _revive(self, live: Live, flight: Flight | None = None) -> None:
+        """Evicted state is as after the last commit again, or the session is lost; ``flight`` hears why."""
+        await self._rebuild(live, live.session.machine.epoch, flight=flight)
         live.session.machine.rebuilt()
 
-    async def _rebuild(self, live: Live, epoch: int, upto: Version | None = None) -> None:
+    async def _rebuild(self, live: Live, epoch: int, upto: Version | None = None, flight: Flight | None = None) -> None:
         machine = live.session.machine
         if machine.phase is Phase.IDLE:
             machine.evicted()  # from here on nothing on the runners counts
@@ -244,7 +245,7 @@ class Branching(Sessions):
             await rebuild(live, self._store, epoch, upto)
         except OmniLoopError as error:
             if error.reason in (Reason.SESSION_LOST, Reason.RUNNER_GONE):
-                self._lose(live, None, error)
+                self._lose(live, flight, error)
             raise
 
     def _kept(self) -> SnapshotStore:

@@ -8,6 +8,7 @@ that has given the session's state to others makes the tick wait until the log h
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Mapping
 from dataclasses import replace
@@ -82,10 +83,11 @@ class Orchestrator(Branching):
         """Highest seq answered so far with a result; 0: none in this epoch."""
         return self._find(session, token).session.machine.answered
 
-    async def tick(self, request: TickRequest, on_part: OnPart | None = None) -> TickResult:
+    async def tick(self, request: TickRequest, on_part: OnPart | None = None, *, keep: bool = False) -> TickResult:
         """Run one seq. ``on_part`` hears the answer early when frames come besides it.
 
-        A failed tick changes nothing, and its seq may be sent again. Cancelling the last caller ends the tick.
+        A failed tick changes nothing, and its seq may be sent again. Cancelling the last caller ends the tick, unless
+        it said ``keep``: then the answer is there for a repeat of the seq.
 
         Raises:
             UnknownSession, InvalidInput, Unsupported: refused before anything ran.
@@ -106,7 +108,7 @@ class Orchestrator(Branching):
             flight.arm(leave)
             self._manager.hold(live.session)
             self._tasks.spawn(self._fly(live, flight))
-        return await flight.wait(on_part, leave)
+        return await flight.wait(on_part, None if keep else leave)
 
     # One tick ---------------------------------------------------------------------------------------------
 
@@ -131,7 +133,7 @@ class Orchestrator(Branching):
         try:
             work = prepare(live.route.graph, plan, session, flight.request)
             if machine.phase is Phase.REBUILDING:
-                await self._revive(live)
+                await self._revive(live, flight)
             run = self._begin(live, flight, work)
             try:
                 await run.run(plan.answer)
@@ -141,7 +143,7 @@ class Orchestrator(Branching):
                 await run.discard()
                 await run.release()
                 machine.evicted()
-                await self._revive(live)
+                await self._revive(live, flight)
                 run = self._begin(live, flight, work)
                 await run.run(plan.answer)
             answer = read(
@@ -155,6 +157,7 @@ class Orchestrator(Branching):
             await self._reply(live, flight, run, answer)
         else:
             await self._commit(live, flight, run, work, answer)
+        await asyncio.sleep(0)  # the answer leaves before what is left of the tick is cleaned up
         await run.release()
 
     def _begin(self, live: Live, flight: Flight, work: Work) -> TickRun:
