@@ -68,8 +68,7 @@ def open_request(
 
 @dataclass(frozen=True, slots=True)
 class SessionSummary:
-    """One of the caller's sessions. ``phase``: idle, running, trailing (an answer is out, frames asked for besides
-    are under way) or lost; ``last_seq``: the highest one the server has accepted."""
+    """One of the caller's sessions. ``phase``: see loop.proto; ``last_seq``: the highest one the server has accepted."""
 
     id: str
     pipeline: str
@@ -81,7 +80,7 @@ class SessionSummary:
 
 @dataclass(frozen=True, slots=True)
 class SessionList:
-    """``counts``: open sessions of all clients by pipeline; ``sessions``: those that were asked for and are open."""
+    """``counts``: sessions of all clients by pipeline; ``sessions``: those that were asked for and are open."""
 
     counts: Mapping[str, int]
     sessions: tuple[SessionSummary, ...]

@@ -68,7 +68,8 @@ class Client:
 
     def restore(self, name: str, *, image_encoding: str = "raw") -> Session:
         """A session that continues the snapshot ``name`` bit for bit, at its ``start_step``. Raises
-        :class:`~omni_loop.errors.SnapshotError` when it is not there, corrupt, or of other weights."""
+        :class:`~omni_loop.errors.UnknownName` when there is none, :class:`~omni_loop.errors.SnapshotError` when it is
+        corrupt or of other weights."""
         request = book.restore_request(name, image_encoding)
         return Session(self, book.Book(self.call("Restore", request, pb.OpenSessionReply), image_encoding))
 

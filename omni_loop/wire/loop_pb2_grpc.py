@@ -193,7 +193,8 @@ class LoopServicer(object):
 
     def Restore(self, request, context):
         """Opens a session that continues a snapshot bit for bit, in this server or another one of the same weights. A
-        snapshot that is corrupt or of other weights or specs is refused (bad_snapshot), never partly loaded.
+        snapshot that is corrupt or of other weights or specs is refused (bad_snapshot), never partly loaded. NOT_FOUND
+        for an unknown name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
