@@ -27,9 +27,9 @@ class Flight:
         self.stop: asyncio.Future[OmniLoopError] = loop.create_future()  # ends the run at its next wait
         self.sealed = False  # the commit was sent: from here on the tick cannot be undone
         self.part: TickResult | None = None
-        self.waiters = 0
         self.deadline: asyncio.TimerHandle | None = None
-        self._result: asyncio.Future[TickResult] = loop.create_future()
+        self._outcome: TickResult | OmniLoopError | None = None
+        self._waiters: list[asyncio.Future[TickResult]] = []
         self._listeners: list[OnPart] = []
 
     def arm(self, leave: Leave) -> None:
@@ -41,24 +41,27 @@ class Flight:
 
     @property
     def over(self) -> bool:
-        return self._result.done()
+        return self._outcome is not None
 
-    async def wait(self, on_part: OnPart | None, leave: Leave) -> TickResult:
-        """The result. The last caller to be cancelled ends the flight through ``leave``."""
-        self.waiters += 1
+    async def wait(self, on_part: OnPart | None, leave: Leave | None) -> TickResult:
+        """The result. The last caller to be cancelled ends the flight through ``leave``; one without lets it go on."""
         if on_part is not None:
             self._listeners.append(on_part)
             if self.part is not None:
                 self._tell(on_part, self.part)
+        # One future per caller: its cancellation takes nothing from the others, and the answer reaches it at once.
+        waiter: asyncio.Future[TickResult] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        if self._outcome is not None:
+            _tell_outcome(waiter, self._outcome)
         try:
-            # Shielded: one caller's cancellation must not take the result from the others.
-            return await asyncio.shield(self._result)
+            return await waiter
         except asyncio.CancelledError:
-            if self.waiters == 1:
+            if leave is not None and len(self._waiters) == 1:
                 leave(self, StateError("the caller went away", reason=Reason.CANCELLED, retryable=True))
             raise
         finally:
-            self.waiters -= 1
+            self._waiters.remove(waiter)
             if on_part is not None:
                 self._listeners.remove(on_part)
 
@@ -73,21 +76,21 @@ class Flight:
 
     def finish(self, result: TickResult) -> None:
         self._quiet()
-        if not self.over:
-            self._result.set_result(result)
+        self._end(result)
 
     def fail(self, error: OmniLoopError) -> None:
         """End with ``error``; a committed answer stands, and only what was asked besides is lost."""
         self._quiet()
         if not self.stop.done():
             self.stop.set_result(error)
+        self._end(error if self.part is None else replace(self.part, frames_error=error))
+
+    def _end(self, outcome: TickResult | OmniLoopError) -> None:
         if self.over:
             return
-        if self.part is not None:
-            self._result.set_result(replace(self.part, frames_error=error))
-            return
-        self._result.set_exception(error)
-        self._result.exception()  # marks it as seen: with no caller left nobody else would
+        self._outcome = outcome
+        for waiter in self._waiters:
+            _tell_outcome(waiter, outcome)
 
     def _quiet(self) -> None:
         if self.deadline is not None:
@@ -100,3 +103,12 @@ class Flight:
         except Exception:
             # The listener is the server's; its fault must not end the tick for the other callers.
             _log.exception("a listener of early answers failed")
+
+
+def _tell_outcome(waiter: asyncio.Future[TickResult], outcome: TickResult | OmniLoopError) -> None:
+    if waiter.done():  # cancelled
+        return
+    if isinstance(outcome, OmniLoopError):
+        waiter.set_exception(outcome)
+    else:
+        waiter.set_result(outcome)
