@@ -190,10 +190,12 @@ def one_by_one(run: Callable[[StageItem], Outputs], items: Sequence[StageItem]) 
 
 
 def in_one(
-    prepare: Callable[[StageItem], T], run: Callable[[Sequence[T]], Sequence[Outputs]], items: Sequence[StageItem]
+    prepare: Callable[[StageItem], T],
+    run: Callable[[Sequence[T]], Sequence[Outputs | Exception]],
+    items: Sequence[StageItem],
 ) -> list[Outputs | Exception]:
     """A batch in one pass: ``prepare`` checks an item and may raise, which is that item's own result; ``run`` takes
-    what it made of all others together, at least one, and gives their outputs in order."""
+    what it made of all others together, at least one, and gives their results in order."""
     results: list[Outputs | Exception] = []
     ready: dict[int, T] = {}
     for i, item in enumerate(items):
@@ -203,8 +205,8 @@ def in_one(
         except Exception as e:  # the runner answers that item with it
             results.append(e)
     if ready:
-        for i, outputs in zip(ready, run(list(ready.values())), strict=True):
-            results[i] = outputs
+        for i, result in zip(ready, run(list(ready.values())), strict=True):
+            results[i] = result
     return results
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from . import layout
-from .llama import ContextModel
+from .llama import Cache, ContextModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,25 +33,36 @@ def read_instruction(model: ContextModel, tokens: Tensor) -> Tensor:
 
 @torch.no_grad()
 def read_tick(model: ContextModel, past: Tensor, given: Tensor) -> Reading:
-    """Prefill ``given int64[b, 30]`` behind ``past``, then decode the two written tokens greedily."""
-    hidden, kv = model(given, past)
-    states, caches, tokens = [hidden], [kv], [given]
-    logits = model.lm_head(hidden[:, -1])
+    """Prefill ``given int64[b, 30]`` behind ``past``, then decode the two written tokens greedily.
+
+    Two passes: the second reads the first written token and, as alternatives, both answers that can follow it; the one
+    that is not given is dropped.
+    """
+    answers = torch.tensor([layout.DONE_NO, layout.DONE_YES], device=given.device).expand(len(given), 2)
+    cache = Cache(past, given.shape[1] + 3, model.frequencies)
+    hidden, kv = model.serve(given, cache)
+    logits = _written(model, hidden[:, -1])
     progress = layout.progress_values(logits)
-    written = _greedy(logits, layout.PROGRESS, layout.PROGRESS_BINS)
-    hidden, kv = model(written, torch.cat([past, *caches], 3))
-    states, caches, tokens = [*states, hidden], [*caches, kv], [*tokens, written]
-    logits = model.lm_head(hidden[:, -1])
+    bins = logits[:, : layout.PROGRESS_BINS]
+    written = torch.cat([bins.argmax(-1, keepdim=True) + layout.PROGRESS, answers], 1)
+    after, after_kv = model.serve(written, cache, alternatives=True)
+    logits = _written(model, after[:, 0])
     done = layout.done_probability(logits, model.config.done_bias)
-    written = _greedy(logits, layout.DONE_NO, 2)
-    hidden, kv = model(written, torch.cat([past, *caches], 3))
+    answer = 1 + logits[:, layout.PROGRESS_BINS :].argmax(-1)
+    rows = torch.arange(len(given), device=given.device)
+    picked = torch.stack([torch.zeros_like(answer), answer], 1)
     return Reading(
-        progress, done, torch.cat([*tokens, written], 1), torch.cat([*states, hidden], 1), torch.cat([*caches, kv], 3)
+        progress,
+        done,
+        torch.cat([given, written.gather(1, picked)], 1),
+        torch.cat([hidden, after[rows[:, None], picked]], 1),
+        torch.cat([kv, after_kv[:, :, rows[:, None], picked]], 3),
     )
 
 
-def _greedy(logits: Tensor, start: int, count: int) -> Tensor:
-    return logits[:, start : start + count].argmax(-1, keepdim=True) + start
+def _written(model: ContextModel, hidden: Tensor) -> Tensor:
+    """Logits ``[b, 66]`` of the tokens that the model writes: progress bins, then no and yes."""
+    return F.linear(hidden, model.lm_head.weight[layout.PROGRESS :])
 
 
 def slide(past: Tensor, fresh: Tensor, window_ticks: int) -> Tensor:

@@ -53,14 +53,15 @@ def progress_tokens(coverage: Tensor) -> Tensor:
 
 
 def progress_values(logits: Tensor) -> Tensor:
-    """Expected progress in 0..1 under the progress bins of ``logits[..., vocabulary]``."""
-    weights = logits[..., PROGRESS : PROGRESS + PROGRESS_BINS].softmax(-1)
+    """Expected progress in 0..1 under the progress bins of ``logits[..., vocabulary]`` (or of its end)."""
+    weights = logits[..., PROGRESS - VOCABULARY : DONE_NO - VOCABULARY].softmax(-1)
     return weights @ torch.linspace(0, 1, PROGRESS_BINS, device=logits.device)
 
 
 def done_probability(logits: Tensor, bias: float = 0.0) -> Tensor:
-    """Probability that the task is done, of yes against no, with ``bias`` taken off its log odds."""
-    return (logits[..., DONE_YES] - logits[..., DONE_NO] - bias).sigmoid()
+    """Probability that the task is done, of yes against no, with ``bias`` taken off its log odds. Of ``logits`` the
+    last two count."""
+    return (logits[..., DONE_YES - VOCABULARY] - logits[..., DONE_NO - VOCABULARY] - bias).sigmoid()
 
 
 def instruction_tokens(text: str) -> Tensor:

@@ -9,6 +9,7 @@ size. A cache is ``[layers, 2, b, s, g, e]``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -63,6 +64,28 @@ def rotate_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x * cos + torch.cat([-b, a], -1) * sin).to(x.dtype)
 
 
+class Cache:
+    """Roped keys and values that ``b`` sessions' new tokens attend to, with room for ``n`` more of them: ``room
+    [layers, 2, b, s + n, g, e]``. Roped and copied once for all passes of a tick; a pass writes its tokens in place."""
+
+    def __init__(self, past: Tensor, n: int, frequencies: Tensor) -> None:
+        """``past [layers, 2, b, s, g, e]`` un-roped; positions count from its oldest token."""
+        layers, _, b, s, g, e = past.shape
+        angle = torch.arange(s + n, device=past.device).float()[:, None] * frequencies
+        cos, sin = angle.cos(), angle.sin()
+        # For x cos + roll(x, e / 2) sin.
+        self._cos, self._sin = torch.cat([cos, cos], -1)[:, None], torch.cat([-sin, sin], -1)[:, None]  # [s + n, 1, e]
+        self.room = past.new_empty(layers, 2, b, s + n, g, e)
+        self.room[:, 1, :, :s] = past[:, 1]
+        keys = past[:, 0]
+        torch.addcmul(keys * self._cos[:s], keys.roll(e // 2, -1), self._sin[:s], out=self.room[:, 0, :, :s])
+        self.length = s
+
+    def turn(self, position: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Cosines and sines ``[n, 1, e]`` of positions."""
+        return self._cos[position], self._sin[position]
+
+
 class Attention(nn.Module):
     def __init__(self, config: ContextConfig) -> None:
         super().__init__()
@@ -86,6 +109,26 @@ class Attention(nn.Module):
         b, _, n, _ = q.shape
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
         return self.o_proj(out.transpose(1, 2).reshape(b, n, -1))
+
+    def serve(
+        self, x: Tensor, turn: tuple[Tensor, Tensor], room: Tensor, at: slice, mask: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """New tokens ``[b, n, d]`` whose roped keys and values are written to ``room [2, b, s + n, g, e]`` at ``at``:
+        what they see of all of it under ``mask float[h / g * n, s + n]``, and their un-roped keys and values."""
+        b, n, _ = x.shape
+        q, k, v = (w(x).view(b, n, -1, self.e) for w in (self.q_proj, self.k_proj, self.v_proj))
+        room[0, :, at], room[1, :, at] = _turned(k, turn), v
+        # Heads that share a key follow each other as more queries of it: no key is read twice.
+        q = _turned(q, turn).view(b, n, self.g, -1, self.e).permute(0, 2, 3, 1, 4).reshape(b, self.g, -1, self.e)
+        keys, values = room.transpose(2, 3)
+        seen = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+        seen = seen.view(b, self.h, n, self.e).transpose(1, 2).reshape(b, n, -1)
+        return self.o_proj(seen), k, v
+
+
+def _turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """``x [b, n, heads, e]`` at its tokens' positions."""
+    return torch.addcmul(x * turn[0], x.roll(x.shape[-1] // 2, -1), turn[1])
 
 
 class FeedForward(nn.Module):
@@ -116,6 +159,14 @@ class Layer(nn.Module):
         x = x + self.self_attn.attend(roped_q, roped_k, values, mask)
         x = x + self.mlp(self.post_attention_layernorm(x))
         return x, torch.stack([k, v]).transpose(2, 3)
+
+    def serve(
+        self, x: Tensor, turn: tuple[Tensor, Tensor], room: Tensor, at: slice, mask: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As :meth:`Attention.serve`."""
+        seen, k, v = self.self_attn.serve(self.input_layernorm(x), turn, room, at, mask)
+        x = x + seen
+        return x + self.mlp(self.post_attention_layernorm(x)), k, v
 
 
 class Body(nn.Module):
@@ -160,3 +211,24 @@ class ContextModel(nn.Module):
             x, kv = layer(x, cached, cos, sin, mask)
             fresh.append(kv)
         return self.model.norm(x), torch.stack(fresh)
+
+    def serve(self, tokens: Tensor, cache: Cache, alternatives: bool = False) -> tuple[Tensor, Tensor]:
+        """New tokens ``int64[b, n]`` behind all of ``cache``, which takes them in: hidden states and cache as
+        :meth:`forward`. ``alternatives``: all tokens but the first are one next token, each as if it were alone."""
+        n, s = tokens.shape[1], cache.length
+        at, position = slice(s, s + n), range(s, s + n)
+        mask = torch.full((n, s + n), float("-inf"), device=tokens.device)
+        if alternatives:
+            position = [s, *[s + 1] * (n - 1)]
+            mask[:, : s + 1] = 0
+            mask[:, s:].fill_diagonal_(0)
+        else:
+            mask.triu_(s + 1)
+        mask = mask.repeat(self.config.num_attention_heads // self.config.num_key_value_heads, 1)
+        x, turn, keys, values = self.model.embed_tokens(tokens), cache.turn(list(position)), [], []
+        for layer, room in zip(self.model.layers, cache.room[:, :, :, : s + n], strict=True):
+            x, k, v = layer.serve(x, turn, room, at, mask)
+            keys.append(k)
+            values.append(v)
+        cache.length += n
+        return self.model.norm(x), torch.stack([torch.stack(keys), torch.stack(values)], 1)

@@ -10,33 +10,70 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
-from omni_loop.errors import InvalidInput, StateError
+from omni_loop.errors import InvalidInput, StateError, TensorError
 from omni_loop.messages import PayloadKind
-from omni_loop.stage import KVSpec, Outputs, PagedKV, Payload, StageItem, StateSpec, one_by_one
+from omni_loop.runner.attention import append_batch, gather_batch
+from omni_loop.stage import KVSpec, Outputs, PagedKV, Payload, StageItem, StateSpec, in_one
 from omni_loop.training.checkpoint import revision
 from omni_loop.types import StageKind
 
 from ..context import layout
-from ..context.decode import read_instruction, read_tick
+from ..context.decode import Reading, read_instruction, read_tick
 from ..context.perceive import INSTRUCTION, load_context
 from ..scene import pose_points
-from .shared import checkpoint, codec_of, encode, tensor_of, to_unit
+from .shared import checkpoint, codec_of, encode, images_of, tensor_of, to_unit
+
+if TYPE_CHECKING:
+    from omni_loop.runner.kv_cell import KVCell
 
 
-@dataclass(frozen=True, slots=True)
-class Sight:
-    """One tick's senses in -1..1: latents ``[1, 16, c]``, ``points [9, 2]``, the agent's position before
-    ``[2]`` and whether it is known, actions executed since the tick before ``[k, 2]``."""
+@dataclass(slots=True)
+class Glance:
+    """One tick's senses in -1..1 and its cache. ``latents [n, 16, c]`` are those of ``image uint8[96, 96, 3]``, or the
+    imagined ones to look at; ``points [9, 2]``, partly measured; ``agent_before [2]`` and whether it is known; actions
+    ``executed [k, 2]`` since the tick before. What is None here is read from latents, of all glances together."""
 
-    latents: Tensor
-    points: Tensor
-    agent_before: Tensor
-    history: float
+    kv: PagedKV
     executed: Tensor
+    image: Tensor | None = None
+    latents: Tensor | None = None
+    agent: Tensor | None = None  # [2, 2]: before and now
+    keypoints: Tensor | None = None
+    scene: Tensor | None = None  # [n, 9, 2] as read from latents
+
+    @property
+    def imagined(self) -> bool:
+        return self.image is None
+
+    @property
+    def last(self) -> Tensor:
+        """``[16, c]``."""
+        assert self.latents is not None
+        return self.latents[-1]
+
+    @property
+    def points(self) -> Tensor:
+        keypoints = self._read[-1, 1:] if self.keypoints is None else self.keypoints
+        agent = self._read[-1, :1] if self.agent is None else self.agent[1:]
+        return torch.cat([agent, keypoints])
+
+    @property
+    def agent_before(self) -> Tensor:
+        return self._read[0, 0] if self.agent is None else self.agent[0]
+
+    @property
+    def history(self) -> float:
+        return float(self.agent is not None or len(self._read) == 2)
+
+    @property
+    def _read(self) -> Tensor:
+        assert self.scene is not None
+        return self.scene
 
 
 class ContextStage:
@@ -49,6 +86,7 @@ class ContextStage:
         folder = checkpoint("context", checkpoints)
         self.model = load_context(folder).to(device)
         self.revision = revision(folder)
+        self._key = f"{self.revision}/".encode()  # what begins alike under the same weights shares its blocks
         self.device = device
 
     def state_specs(self) -> Mapping[str, StateSpec]:
@@ -67,70 +105,96 @@ class ContextStage:
         }
 
     def run(self, items: Sequence[StageItem]) -> Sequence[Outputs | Exception]:
-        return one_by_one(self._tick, items)
+        return in_one(self._glance, self._look, items)
 
-    @torch.no_grad()
-    def _tick(self, item: StageItem) -> Outputs:
-        sight = self._sight(item)
+    def _glance(self, item: StageItem) -> Glance:
         kv = item.state.kv("kv")
-        if real := "observation" in item.inputs:
-            kv.drop_imagined()
-        past = self._past(kv, item.prompt)
-        tokens = self.codec.tokens(self.codec.unpatchify(sight.latents))
-        executed, known = layout.pick_executed(sight.executed)
-        given = layout.given_tokens(tokens, sight.points[None], executed[None], torch.tensor([known]))
-        reading = read_tick(self.model, past, given.to(self.device))
-        kv.append(reading.kv[:, :, 0], imagined=not real)
-        outputs = {
-            "kv": Payload(PayloadKind.KV, {"kv": reading.kv[:, :, 0]}),
-            "scene": Payload(
-                PayloadKind.SCENE,
-                {"points": sight.points, "agent_before": sight.agent_before},
-                {"history": sight.history},
-            ),
-            "latents": Payload(PayloadKind.LATENTS, {"latents": sight.latents}),
-            "progress": Payload(PayloadKind.PROGRESS, {"progress": reading.progress[0], "done": reading.done[0]}),
-        }
-        if "samples" in item.params:  # imagined outcomes will be read behind all of it
-            outputs["window"] = Payload(PayloadKind.KV, {"kv": kv.gather()})
-        return outputs
-
-    def _past(self, kv: PagedKV, prompt: str) -> Tensor:
-        """Cache ``[layers, 2, 1, s, g, e]``; a session's first tick reads the instruction."""
-        if kv.total == 0:
-            tokens = layout.instruction_tokens(prompt or INSTRUCTION).to(self.device)
-            kv.append(read_instruction(self.model, tokens[None])[:, :, 0])
-        return kv.gather().unsqueeze(2)
-
-    def _sight(self, item: StageItem) -> Sight:
         if seen := item.inputs.get("observation"):
-            return self._real(seen)
-        if imagined := item.inputs.get("imagined"):
-            return self._imagined(imagined)
-        raise StateError("nothing to look at: this session has had no observation yet; call Infer first")
+            glance = self._real(seen, kv)
+        elif imagined := item.inputs.get("imagined"):
+            glance = self._imagined(imagined, kv)
+        else:
+            raise StateError("nothing to look at: this session has had no observation yet; call Infer first")
+        if not glance.imagined:
+            kv.drop_imagined()
+        if kv.total == 0:
+            tokens = layout.instruction_tokens(item.prompt or INSTRUCTION)
+            kv.prefix(self._key + tokens.numpy().tobytes(), lambda: self._instruction(tokens))
+        return glance
 
-    def _real(self, payload: Payload) -> Sight:
+    def _instruction(self, tokens: Tensor) -> Tensor:
+        """Cache ``[layers, 2, 32, g, e]``."""
+        return read_instruction(self.model, tokens[None].to(self.device))[:, :, 0]
+
+    def _real(self, payload: Payload, kv: PagedKV) -> Glance:
         """The client measures the agent; the T is read from the frame unless its pose is given."""
         arrays = payload.arrays
-        latents = encode(self.codec, arrays["image"][None])
-        agent = to_unit(arrays["agent_pos"])  # [2, 2]: before, now
-        if "block_pose" in arrays:
-            keypoints = to_unit(pose_points(tensor_of(arrays["block_pose"]).float()))
-        else:
-            keypoints = self.codec.scene(self.codec.unpatchify(latents))[0, 1:]
-        points = torch.cat([agent[1:], keypoints.cpu()])
-        executed = to_unit(arrays["executed"]) if "executed" in arrays else torch.zeros(0, 2)
-        return Sight(latents, points, agent[0], 1.0, executed)
+        return Glance(
+            kv,
+            _positions("executed", arrays["executed"]) if "executed" in arrays else torch.zeros(0, 2),
+            image=images_of(self.codec, arrays["image"][None])[0],
+            agent=_positions("agent_pos", arrays["agent_pos"], 2),
+            keypoints=to_unit(pose_points(tensor_of(arrays["block_pose"]).float())) if "block_pose" in arrays else None,
+        )
 
-    def _imagined(self, payload: Payload) -> Sight:
+    def _imagined(self, payload: Payload, kv: PagedKV) -> Glance:
         """All is read from the last two imagined frames."""
-        latents = torch.as_tensor(payload.arrays["latents"], device=self.device)  # [n, 16, c]
+        latents = torch.as_tensor(payload.arrays["latents"], device=self.device).float()
+        c = self.codec.config
+        if tuple(latents.shape[1:]) != (c.tokens_per_frame, c.token_dim):
+            want = ["n", c.tokens_per_frame, c.token_dim]
+            raise TensorError(f"'latents' has shape {list(latents.shape)}, the context stage takes {want}")
         if len(latents) == 0:
             raise InvalidInput("the tick before imagined no frames: nothing to look at")
-        last = self.codec.scene(self.codec.unpatchify(latents[-2:])).cpu()
         executed = torch.as_tensor(payload.arrays["actions"], dtype=torch.float32).cpu()
-        history = float(len(last) == 2)
-        return Sight(latents[-1:], last[-1], last[0, 0], history, executed)
+        if executed.ndim != 2 or executed.shape[1] != 2:
+            raise TensorError(f"'actions' has shape {list(executed.shape)}, expected [k, 2]")
+        return Glance(kv, executed, latents=latents[-2:])
+
+    @torch.no_grad()
+    def _look(self, glances: Sequence[Glance]) -> list[Outputs | Exception]:
+        self._read_frames(glances)
+        last = torch.stack([glance.last for glance in glances])
+        codes = self.codec.tokens(self.codec.unpatchify(last)).cpu()
+        points = torch.stack([glance.points for glance in glances])
+        executed, known = zip(*(layout.pick_executed(glance.executed) for glance in glances), strict=True)
+        given = layout.given_tokens(codes, points, torch.stack(executed), torch.tensor(known)).to(self.device)
+        results: dict[int, Outputs | Exception] = {}
+        groups: dict[tuple[int, bool], list[int]] = {}
+        for i, glance in enumerate(glances):
+            groups.setdefault((glance.kv.length, glance.imagined), []).append(i)
+        for (_, imagined), rows in groups.items():
+            cells = [cast("KVCell", glances[i].kv) for i in rows]
+            reading = read_tick(self.model, gather_batch(cells), given[rows])
+            errors = append_batch(cells, reading.kv, imagined)
+            for at, (i, error) in enumerate(zip(rows, errors, strict=True)):
+                results[i] = error or self._outputs(glances[i], points[i], reading, at)
+        return [results[i] for i in range(len(glances))]
+
+    def _read_frames(self, glances: Sequence[Glance]) -> None:
+        """Latents of all images, then the scene of all frames of which it is not known."""
+        images = {i: glance.image for i, glance in enumerate(glances) if glance.image is not None}
+        if images:
+            for i, latents in zip(images, encode(self.codec, torch.stack(list(images.values()))), strict=True):
+                glances[i].latents = latents[None]
+        unknown = [glance for glance in glances if glance.keypoints is None]
+        frames = [glance.latents for glance in unknown if glance.latents is not None]
+        if frames:
+            scenes = self.codec.scene(self.codec.unpatchify(torch.cat(frames))).cpu()
+            for glance, scene in zip(unknown, scenes.split([len(part) for part in frames]), strict=True):
+                glance.scene = scene
+
+    def _outputs(self, glance: Glance, points: Tensor, reading: Reading, at: int) -> Outputs:
+        return {
+            "kv": Payload(PayloadKind.KV, {"kv": reading.kv[:, :, at]}),
+            "scene": Payload(
+                PayloadKind.SCENE,
+                {"points": points, "agent_before": glance.agent_before},
+                {"history": glance.history},
+            ),
+            "latents": Payload(PayloadKind.LATENTS, {"latents": glance.last[None]}),
+            "progress": Payload(PayloadKind.PROGRESS, {"progress": reading.progress[at], "done": reading.done[at]}),
+        }
 
     def warm_up(self) -> None:
         tokens = layout.instruction_tokens(INSTRUCTION).to(self.device)
@@ -140,6 +204,14 @@ class ContextStage:
         points = self.codec.scene(z)
         given = layout.given_tokens(self.codec.tokens(z), points, torch.zeros(1, 2, 2), torch.tensor([False]))
         read_tick(self.model, past, given)
+
+
+def _positions(name: str, px: Any, n: int | None = None) -> Tensor:
+    """Positions ``[n, 2]`` in -1..1; any number when ``n`` is None."""
+    array = to_unit(px)
+    if array.ndim != 2 or array.shape[1] != 2 or len(array) != (n or len(array)):
+        raise TensorError(f"{name!r} has shape {list(array.shape)}, expected {[n or 'n', 2]}")
+    return array
 
 
 #: Factory registered as ``context``.
