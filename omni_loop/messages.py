@@ -138,9 +138,11 @@ class RewindSession:
 
 @dataclass(frozen=True, slots=True)
 class ExportSession:
-    """Put the committed state of every stage as one payload each; :class:`Done` has them by full stage name."""
+    """Put the committed state of every stage as one payload each; :class:`Done` has them by full stage name.
+    ``epoch``: of the session, which may be newer than the runner's last command."""
 
     session: str
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ class Live:
         states: dict[str, Payload] = {}
 
         async def of(handle: RunnerHandle) -> None:
-            done = await handle.submit(ExportSession(self.session.id))
+            done = await handle.submit(ExportSession(self.session.id, self.session.machine.epoch))
             try:
                 states.update({stage: handle.connector.get(receipt) for stage, receipt in done.outputs.items()})
             finally:

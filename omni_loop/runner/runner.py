@@ -261,7 +261,8 @@ class Runner:
         for stage, (arrays, meta) in self.state.export(command.session).items():
             known = {**meta, _REVISION: self.stages[stage].revision}
             payloads[stage] = (f"{stage}.state", Payload(PayloadKind.STATE, arrays, known))
-        return Done(0, self._put_all(payloads, command.session, session.epoch, -1))
+        epoch = max(session.epoch, command.epoch)  # connectors refuse payloads of an older one
+        return Done(0, self._put_all(payloads, command.session, epoch, -1))
 
     def _import(self, command: ImportSession) -> Done:
         states = {}
