@@ -68,7 +68,7 @@ def open_request(
 
 @dataclass(frozen=True, slots=True)
 class SessionSummary:
-    """One of the caller's sessions. ``phase``: see loop.proto; ``last_seq``: the highest one the server has accepted."""
+    """One of the caller's sessions. ``phase``: see loop.proto; ``last_seq``: the highest that was accepted."""
 
     id: str
     pipeline: str
