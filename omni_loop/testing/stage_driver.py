@@ -48,7 +48,8 @@ class Driver:
     def __init__(self, stage: Stage, max_sessions: int = 8) -> None:
         self.stage = stage
         self._connector = LocalConnector()
-        settings = RunnerSettings(budget=Budget(max_sessions=max_sessions))
+        budget = Budget(max_sessions=max_sessions, rewind_ticks=0)  # a session holds what it sees, and no past
+        settings = RunnerSettings(budget=budget)
         self._runner = Runner([(NAME, lambda: stage, {})], self._connector, settings)
         self._batcher = Batcher(self._runner)
         self._requests = itertools.count(1)
