@@ -213,7 +213,8 @@ class _Loader(yaml.SafeLoader):
         self._sizes: dict[yaml.Node, int] = {}  # of every finished node, with all that is in it
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        before, mark, alias = self._nodes, self.peek_event().start_mark, self.check_event(yaml.AliasEvent)
+        before, alias = self._nodes, self.check_event(yaml.AliasEvent)
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         self._nodes += not alias
         self._check_size(mark)
         node = super().compose_node(parent, index)
