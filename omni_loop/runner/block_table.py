@@ -70,8 +70,8 @@ class BlockTable:
 
     ``committed`` is what the session has; the first change in a tick copies it to ``staged``. ``fresh`` are the
     blocks the tick took, ``dropped`` those it no longer sees. Nothing is freed before commit or discard, so whatever
-    was read during a tick keeps its content until the tick is decided. ``kept`` are blocks of earlier versions that
-    later ones dropped, with how often that happened: a shared prefix may come and go.
+    was read during a tick keeps its content until the tick is decided. ``kept`` are the blocks that later versions
+    dropped, one list for each commit (by its identity): a shared prefix may come and go, so a block may be in two.
     """
 
     __slots__ = ("committed", "dropped", "fresh", "kept", "scratch_blocks", "sink_blocks", "staged", "window_blocks")
@@ -84,7 +84,7 @@ class BlockTable:
         self.staged: Layout | None = None
         self.fresh: dict[int, Provenance] = {}  # block -> what it becomes at commit
         self.dropped: list[int] = []
-        self.kept: dict[int, int] = {}
+        self.kept: dict[int, Sequence[int]] = {}
 
     @property
     def layout(self) -> Layout:
@@ -94,8 +94,7 @@ class BlockTable:
     @property
     def references(self) -> list[int]:
         """Every block this table keeps from being freed, as often as it counts."""
-        kept = chain.from_iterable([block] * n for block, n in self.kept.items())
-        return [*self.committed.blocks, *self.fresh, *kept]
+        return [*self.committed.blocks, *self.fresh, *chain.from_iterable(self.kept.values())]
 
     def append(self, blocks: Sequence[int], imagined: bool) -> None:
         """Stage ``blocks`` at the end; the window slides."""
@@ -112,8 +111,11 @@ class BlockTable:
             else:
                 layout.observed = (*runs, (begin, end))
         provenance = _IMAGINED if imagined else _OBSERVED
-        for block in blocks:
-            self.fresh[block] = provenance
+        fresh = dict.fromkeys(blocks, provenance)
+        if self.fresh:
+            self.fresh.update(fresh)
+        else:
+            self.fresh = fresh
         if (n := len(layout.blocks) - layout.sink - self.window_blocks) > 0:
             self._drop_window(layout, n)
 
@@ -157,32 +159,26 @@ class BlockTable:
         self.staged, self.fresh, self.dropped = None, {}, []
         return fresh, release
 
-    def keep(self, blocks: Sequence[int]) -> None:
-        """Hold on to ``blocks`` that the committed layout has dropped, for earlier versions."""
-        kept = self.kept
-        for block in blocks:
-            kept[block] = kept.get(block, 0) + 1
+    def keep(self, dropped: Sequence[int]) -> None:
+        """Hold on to what a commit ``dropped``, for earlier versions."""
+        self.kept[id(dropped)] = dropped
 
-    def forget(self, blocks: Sequence[int]) -> None:
-        """The reverse of :meth:`keep`."""
-        kept = self.kept
-        for block in blocks:
-            if kept[block] == 1:
-                del kept[block]
-            else:
-                kept[block] -= 1
+    def forget(self, dropped: Sequence[int]) -> None:
+        """The reverse of :meth:`keep`, of the same list."""
+        del self.kept[id(dropped)]
 
-    def rewind(self, layout: Layout, kept: Sequence[int]) -> list[int]:
-        """Between ticks: go back to an earlier version's ``layout``. ``kept`` are the blocks that versions from that
-        one on have dropped. Returns the references that are no longer held."""
+    def rewind(self, layout: Layout, kept: Sequence[Sequence[int]]) -> list[int]:
+        """Between ticks: go back to an earlier version's ``layout``. ``kept`` is what the commits since then dropped.
+        Returns the references that are no longer held."""
         needed = set(layout.blocks)
         released = []
-        for block in chain(kept, self.committed.blocks):
+        for block in chain(chain.from_iterable(kept), self.committed.blocks):
             if block in needed:
                 needed.remove(block)
             else:
                 released.append(block)
-        self.forget(kept)
+        for dropped in kept:
+            self.forget(dropped)
         self.committed = layout
         return released
 

@@ -65,15 +65,16 @@ class Cell(ABC):
 
     @abstractmethod
     def forget(self, dropped: Sequence[Any]) -> None:
-        """The version that needed elements :meth:`keep`-ed for it is gone."""
+        """The version that needed them is gone: the reverse of :meth:`keep`, of the same list."""
 
     @abstractmethod
     def drop(self, dropped: Sequence[Any]) -> None:
         """No version needs the elements that :meth:`commit` returned."""
 
-    def rewind(self, value: Any, kept: Sequence[Any]) -> None:
-        """Between ticks: take an older value back; ``kept`` is all that was kept for it and for newer ones."""
-        self.forget(kept)
+    def rewind(self, value: Any, kept: Sequence[Sequence[Any]]) -> None:
+        """Between ticks: take an older value back; ``kept`` is what the commits since then dropped."""
+        for dropped in kept:
+            self.forget(dropped)
         self.value = value
 
     @abstractmethod
@@ -193,30 +194,36 @@ class TensorCell(_Tensors):
 class RingCell(_Tensors):
     """:class:`~omni_loop.stage.Ring`. ``push`` copies, but not what the ring itself holds."""
 
-    __slots__ = ("_spec", "_staged")
+    __slots__ = ("_fallen", "_mixed", "_spec", "_staged")
 
     def __init__(self, name: str, spec: RingSpec, scope: Scope, account: Account) -> None:
         super().__init__(name, spec, scope, account)
         self._spec = spec
         self.value: tuple[Tensor, ...] = ()
         self._staged: list[Tensor] | None = None
+        self._fallen = 0  # committed items that pushes drove out
+        self._mixed = False  # whether that is not all that happened to them
 
     def items(self) -> Sequence[Tensor]:
         return self.value if self._staged is None else tuple(self._staged)
 
     def push(self, item: Any) -> None:
         self._scope.write(self)
-        if not any(item is known for known in self.value):  # what was committed is sound and never written to
+        if any(item is known for known in self.value):  # what was committed is sound and never written to
+            self._mixed = True
+        else:
             item = checked(self.name, item, self._spec.shape, self._like).clone()
-        if self._staged is None:
-            self._staged = list(self.value)
-        self._staged.append(item)
-        if len(self._staged) > self._spec.capacity:
-            del self._staged[0]
+        staged = self._staged
+        if staged is None:
+            staged = self._staged = list(self.value)
+        staged.append(item)
+        if len(staged) > self._spec.capacity:
+            del staged[0]
+            self._fallen += 1
 
     def clear(self) -> None:
         self._scope.write(self)
-        self._staged = []
+        self._staged, self._mixed = [], True
 
     def export(self) -> Tensor:
         """A copy of what is committed: ``[n, *shape]``."""
@@ -225,14 +232,16 @@ class RingCell(_Tensors):
     def commit(self) -> Sequence[Tensor]:
         if self._staged is None:
             return ()
-        old, self.value, self._staged = self.value, tuple(self._staged), None
-        if not old:
-            return ()
+        old, fallen, mixed = self.value, self._fallen, self._mixed
+        self.value = tuple(self._staged)
+        self.discard()
+        if not mixed:
+            return old[:fallen]
         held = set(map(id, self.value))
         return [item for item in old if id(item) not in held]
 
     def discard(self) -> None:
-        self._staged = None
+        self._staged, self._fallen, self._mixed = None, 0, False
 
     def elements(self, value: tuple[Tensor, ...]) -> Sequence[Tensor]:
         return value
@@ -241,7 +250,8 @@ class RingCell(_Tensors):
         other.value = self.value
 
     def reset(self) -> None:
-        self.value, self._staged = (), None
+        self.value = ()
+        self.discard()
 
 
 class CounterCell(Cell):

@@ -145,7 +145,7 @@ class KVCell(Cell):
     def drop(self, dropped: Sequence[int]) -> None:
         self.pool.release(dropped)
 
-    def rewind(self, value: Layout, kept: Sequence[int]) -> None:
+    def rewind(self, value: Layout, kept: Sequence[Sequence[int]]) -> None:
         self._gathered = None
         self.pool.rewind(self.table, value, kept)
 

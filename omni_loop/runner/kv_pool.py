@@ -189,7 +189,7 @@ class KVPool:
         """Give back one reference on each of ``blocks``."""
         self._release(blocks)
 
-    def rewind(self, table: BlockTable, layout: Layout, kept: Sequence[int]) -> None:
+    def rewind(self, table: BlockTable, layout: Layout, kept: Sequence[Sequence[int]]) -> None:
         """Between ticks: as :meth:`BlockTable.rewind`, and free what is no longer held."""
         self._release(table.rewind(layout, kept))
 
@@ -229,7 +229,8 @@ class KVPool:
         if n > len(self._free):
             self._find_room(n)
         blocks = self._take(n, -1)
-        self.write(blocks, content.flatten(2, 3))
+        if blocks:
+            self.write(blocks, content.flatten(2, 3))
         for block, position in zip(blocks, layout.positions(), strict=True):
             seen = any(begin <= position < end for begin, end in layout.observed)
             self._provenance[block] = _OBSERVED if seen else _IMAGINED
@@ -310,9 +311,9 @@ class KVPool:
     def give_up_prefixes(self, n: int) -> None:
         """Free up to ``n`` cached blocks or a few more, those of the prefixes least recently used first."""
         if self._cached and n > 0:
-            won = self._prefixes.give_up(n, lambda block: self._references[block] == 1)
-            self._cached -= len(won)
-            self._release(won)
+            blocks = self._prefixes.give_up(n, lambda block: self._references[block] == 1)
+            self._cached -= sum(self._references[block] == 1 for block in blocks)
+            self._release(blocks)
 
     def _take(self, n: int, follow: int) -> list[int]:
         """``n`` free blocks as SCRATCH, neighbours from ``follow`` on while they are free: the gather of a table of

@@ -1,7 +1,7 @@
 """Blocks that many sessions begin with, by the hash of what they hold: the instruction, a system prompt.
 
 Every entry holds a reference on its blocks, so they outlive the sessions that use them, and are given up, least
-recently used first, when blocks are needed.
+recently used first, when blocks are needed and nobody else uses them.
 """
 
 from __future__ import annotations
@@ -42,13 +42,16 @@ class Prefixes:
         self._blocks.update(blocks)
 
     def give_up(self, n: int, idle: Callable[[int], bool]) -> list[int]:
-        """Forget entries none of whose blocks is in use until ``n`` blocks are won, or there are no more."""
-        won: list[int] = []
-        for key, blocks in list(self._entries.items()):
-            if len(won) >= n:
+        """Forget entries of which a block is idle until ``n`` such blocks are won, or there are no more; returns all
+        blocks of the entries forgotten."""
+        blocks: list[int] = []
+        won = 0
+        for key, entry in list(self._entries.items()):
+            if won >= n:
                 break
-            if all(map(idle, blocks)):
+            if found := sum(map(idle, entry)):
                 del self._entries[key]
-                self._blocks.difference_update(blocks)
-                won += blocks
-        return won
+                self._blocks.difference_update(entry)
+                blocks += entry
+                won += found
+        return blocks

@@ -11,7 +11,7 @@ element (block, tensor) is kept by the newest version that needs it, so that it 
 from __future__ import annotations
 
 import itertools
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -26,15 +26,15 @@ _serials = itertools.count()
 
 
 class Version:
-    """What was committed under ``key``, until the next commit: one value per cell, and per cell what that commit
-    dropped of it. ``serial`` orders versions of all sessions by age."""
+    """What was committed under ``key``, until the next commit: one value per cell, and per cell what that commit (or
+    several under its key) dropped of it. ``serial`` orders versions of all sessions by age."""
 
     __slots__ = ("dropped", "key", "serial", "values")
 
     def __init__(self, key: Key, values: tuple[Any, ...]) -> None:
         self.key, self.values = key, values
         self.serial = next(_serials)
-        self.dropped: dict[Cell, Sequence[Any]] = {}
+        self.dropped: dict[Cell, list[Sequence[Any]]] = {}
 
 
 class Chronicle:
@@ -111,7 +111,7 @@ class StageState:
                 cell.drop(dropped)
             elif anew:
                 cell.keep(dropped)
-                version.dropped[cell] = dropped
+                version.dropped[cell] = [dropped]
             else:
                 self._drop_again(cell, dropped, version)
         scope.written.clear()
@@ -148,15 +148,15 @@ class StageState:
         if not undone:
             return
         for cell, value in zip(self._cells, undone[-1].values, strict=True):
-            kept = [element for version in undone for element in version.dropped.get(cell, ())]
-            cell.rewind(value, kept)
+            cell.rewind(value, [dropped for version in undone for dropped in version.dropped.get(cell, ())])
 
     def forget_oldest(self) -> None:
         """Give up the oldest version."""
         version = self.versions.popleft()
         self._chronicle.remove(version)
-        for cell, dropped in version.dropped.items():
-            cell.forget(dropped)
+        for cell, lists in version.dropped.items():
+            for dropped in lists:
+                cell.forget(dropped)
 
     def forget_versions(self) -> None:
         while self.versions:
@@ -190,9 +190,9 @@ class StageState:
         for i, cell in enumerate(self._cells):
             if not isinstance(cell, KVCell):
                 continue
-            dropped = Counter(block for version in self.versions for block in version.dropped.get(cell, ()))
-            if dropped != Counter(cell.table.kept):
-                raise PoolCorrupt(f"stage {self.stage!r} keeps blocks {cell.table.kept}, its versions need {dropped}")
+            dropped = {id(dropped) for version in self.versions for dropped in version.dropped.get(cell, ())}
+            if dropped != cell.table.kept.keys():
+                raise PoolCorrupt(f"stage {self.stage!r} keeps blocks that no version needs, or forgot some")
             held = set(cell.table.references)
             for version in self.versions:
                 if lost := set(version.values[i].blocks) - held:
@@ -202,10 +202,10 @@ class StageState:
         """A second commit under one key dropped elements; some of them the version before may need."""
         value = before.values[self._cells.index(cell)]
         needed = set(map(_identity, cell.elements(value)))
-        kept = [element for element in dropped if _identity(element) in needed]
         cell.drop([element for element in dropped if _identity(element) not in needed])
-        cell.keep(kept)
-        before.dropped[cell] = [*before.dropped.get(cell, ()), *kept]
+        if kept := [element for element in dropped if _identity(element) in needed]:
+            cell.keep(kept)
+            before.dropped.setdefault(cell, []).append(kept)
 
     def _cell(self, name: str, kind: type[T], called: str) -> T:
         cell = self._names.get(name)
