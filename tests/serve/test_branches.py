@@ -261,3 +261,9 @@ async def test_random_bytes_are_refused(client: AsyncClient, raw_call) -> None:
     for i in range(120):
         status = await raw_call(names[i % len(names)])(rng.bytes(int(rng.integers(0, 80)))).code()
         assert status in taken | ({grpc.StatusCode.OK} if names[i % len(names)] == "ListSessions" else set())
+
+
+async def test_every_method_of_the_protocol_is_served(client: AsyncClient, raw_call) -> None:
+    for method in pb.DESCRIPTOR.services_by_name["Loop"].methods:
+        if not method.client_streaming:
+            assert await raw_call(method.name)(b"").code() is not grpc.StatusCode.UNIMPLEMENTED, method.name
