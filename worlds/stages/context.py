@@ -40,6 +40,7 @@ class Glance:
 
     kv: PagedKV
     executed: Tensor
+    several: bool  # chunks will be chosen from
     image: Tensor | None = None
     latents: Tensor | None = None
     agent: Tensor | None = None  # [2, 2]: before and now
@@ -110,9 +111,9 @@ class ContextStage:
     def _glance(self, item: StageItem) -> Glance:
         kv = item.state.kv("kv")
         if seen := item.inputs.get("observation"):
-            glance = self._real(seen, kv)
+            glance = self._real(seen, kv, "samples" in item.params)
         elif imagined := item.inputs.get("imagined"):
-            glance = self._imagined(imagined, kv)
+            glance = self._imagined(imagined, kv, "samples" in item.params)
         else:
             raise StateError("nothing to look at: this session has had no observation yet; call Infer first")
         if not glance.imagined:
@@ -126,18 +127,19 @@ class ContextStage:
         """Cache ``[layers, 2, 32, g, e]``."""
         return read_instruction(self.model, tokens[None].to(self.device))[:, :, 0]
 
-    def _real(self, payload: Payload, kv: PagedKV) -> Glance:
+    def _real(self, payload: Payload, kv: PagedKV, several: bool) -> Glance:
         """The client measures the agent; the T is read from the frame unless its pose is given."""
         arrays = payload.arrays
         return Glance(
             kv,
             _positions("executed", arrays["executed"]) if "executed" in arrays else torch.zeros(0, 2),
+            several,
             image=images_of(self.codec, arrays["image"][None])[0],
             agent=_positions("agent_pos", arrays["agent_pos"], 2),
             keypoints=to_unit(pose_points(tensor_of(arrays["block_pose"]).float())) if "block_pose" in arrays else None,
         )
 
-    def _imagined(self, payload: Payload, kv: PagedKV) -> Glance:
+    def _imagined(self, payload: Payload, kv: PagedKV, several: bool) -> Glance:
         """All is read from the last two imagined frames."""
         latents = torch.as_tensor(payload.arrays["latents"], device=self.device).float()
         c = self.codec.config
@@ -149,7 +151,7 @@ class ContextStage:
         executed = torch.as_tensor(payload.arrays["actions"], dtype=torch.float32).cpu()
         if executed.ndim != 2 or executed.shape[1] != 2:
             raise TensorError(f"'actions' has shape {list(executed.shape)}, expected [k, 2]")
-        return Glance(kv, executed, latents=latents[-2:])
+        return Glance(kv, executed, several, latents=latents[-2:])
 
     @torch.no_grad()
     def _look(self, glances: Sequence[Glance]) -> list[Outputs | Exception]:
@@ -185,7 +187,7 @@ class ContextStage:
                 glance.scene = scene
 
     def _outputs(self, glance: Glance, points: Tensor, reading: Reading, at: int) -> Outputs:
-        return {
+        outputs = {
             "kv": Payload(PayloadKind.KV, {"kv": reading.kv[:, :, at]}),
             "scene": Payload(
                 PayloadKind.SCENE,
@@ -195,6 +197,9 @@ class ContextStage:
             "latents": Payload(PayloadKind.LATENTS, {"latents": glance.last[None]}),
             "progress": Payload(PayloadKind.PROGRESS, {"progress": reading.progress[at], "done": reading.done[at]}),
         }
+        if glance.several:  # imagined outcomes will be read behind all of it
+            outputs["window"] = Payload(PayloadKind.KV, {"kv": glance.kv.gather()})
+        return outputs
 
     def warm_up(self) -> None:
         tokens = layout.instruction_tokens(INSTRUCTION).to(self.device)

@@ -9,7 +9,7 @@ values, a real one the clean pass alone. Between two passes the jobs of other se
 
 Inputs: ``actions`` (the client's, or the act head's chunk), ``observation`` (real frames to recondition on) or
 ``latents`` (of the frame the context stage saw). Output: ``latents [n, 16, c]`` of the predicted frames with
-the ``actions [n, 2]`` that lead to them.
+the ``actions [n, 2]`` that lead to them. Given ``chunks``, or asked to plan: see :mod:`.plan`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from omni_loop.types import Op, StageKind
 
 from ..dit import DiT, DiTConfig, noise_levels
 from .frame_job import FrameJob, side_by_side
+from .plan import Planner, Work
 from .shared import checkpoint, codec_of, encode, images_of, to_unit
 
 
@@ -46,6 +47,7 @@ class FramesStage:
         self.codec = codec_of(checkpoint("codec", checkpoints), device)
         self.steps = denoise_steps or config.denoise_steps
         self.max_predict, self.device, self.revision = max_predict, device, revision(folder)
+        self.planner = Planner(self.model, self.codec, self.revision, checkpoints, device, max_predict)
 
     def state_specs(self) -> Mapping[str, StateSpec]:
         c = self.model.config
@@ -67,7 +69,11 @@ class FramesStage:
     def run(self, items: Sequence[StageItem]) -> Sequence[Outputs | Exception]:
         return in_steps(self, items)
 
-    def begin(self, item: StageItem) -> FrameJob:
+    def begin(self, item: StageItem) -> FrameJob | Work:
+        if item.op is Op.PLAN:
+            return self.planner.plan(item)
+        if "chunks" in item.inputs:
+            return self.planner.imagine(item)
         if item.op is Op.RECONDITION and "observation" in item.inputs:
             job = self._recondition(item)
         else:
@@ -79,21 +85,24 @@ class FramesStage:
         return job
 
     def advance(self, jobs: Sequence[Job]) -> Sequence[Exception | None]:
-        """One pass for each: those with images to be encoded get their latents, all others a pass of the model."""
-        given, most = cast("Sequence[FrameJob]", jobs), self.model.config.window - 1
+        """One pass for each: those with images to be encoded get their latents, all others a pass of the model; one
+        that imagines many futures is a batch of its own."""
+        most = self.model.config.window - 1
         groups: dict[int, list[FrameJob]] = {}
-        for job in given:
+        for job in cast("Sequence[FrameJob | Work]", jobs):
+            if isinstance(job, Work):
+                continue
             groups.setdefault(-1 if job.images is not None else min(job.position, most), []).append(job)
         for held, group in groups.items():
             if held < 0:
                 self._encode(group)
             else:
                 self._pass(group)
-        return [None] * len(given)
+        return [job.advance() if isinstance(job, Work) else None for job in jobs]
 
     def finish(self, job: Job) -> Outputs:
         """Stage what the job made; raises what the state refuses."""
-        return cast("FrameJob", job).store()
+        return job.outputs if isinstance(job, Work) else cast("FrameJob", job).store()
 
     def _encode(self, jobs: list[FrameJob]) -> None:
         frames = encode(self.codec, torch.cat([cast("Tensor", job.images) for job in jobs]))
