@@ -31,7 +31,10 @@ def bench(
     json: Annotated[Path | None, typer.Option(help="File for the rows as a JSON list.", show_default=False)] = None,
     picture: Annotated[
         Path | None,
-        typer.Option(help="PNG of imagined frames below real ones (bench **world**).", show_default=False),
+        typer.Option(
+            help="PNG: bars of the rows (**state**, **world** of rows kv), or imagined frames (**world**).",
+            show_default=False,
+        ),
     ] = None,
     checkpoints: Annotated[
         Path | None, typer.Option(help="Folder with codec, world, context and act, instead of the shipped ones.")
@@ -58,7 +61,7 @@ def bench(
     chosen, wanted = rows_.find(name), [part.strip() for part in rows.split(",") if part.strip()]
     chosen.select(wanted)  # a wrong name is said before anything is loaded
     if picture is not None and chosen.picture is None:
-        raise InvalidInput(f"bench {name!r} makes no picture; 'world' does")
+        raise InvalidInput(f"bench {name!r} makes no picture; 'state' and 'world' do")
     _check(json, picture, checkpoints)
     with console.status(f"bench {name}") as status:
 

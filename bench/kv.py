@@ -1,166 +1,144 @@
-"""The frames stage on its paged pool, against the same model on other caches; one session, one thread."""
+"""The frames stage on its paged pool, against the same model on other caches: CPU time per frame on one thread."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from omni_loop import registry
 from omni_loop.messages import PayloadKind
-from omni_loop.runner.state import Budget, StateManager
-from omni_loop.stage import Payload, StageItem
+from omni_loop.stage import Payload, StageItem, StateView
 from omni_loop.types import Op
-from omni_loop_worlds.dit import DiT, band_mask, denoise, noise_levels
+from omni_loop_envs.pusht.simulator import PushTSimulator
 from omni_loop_worlds.stages.frames import FramesStage
-from omni_loop_worlds.stages.shared import to_px
+from omni_loop_worlds.stages.shared import encode, to_px
+
+from .caches import Cat, Dense, Recompute, Ring, Rollout
+from .sessions import Sessions, one_thread
 
 FRAMES = 8  # predicted per tick
-_FILL = 2  # ticks in which windows fill
-_STAGE, _SESSION = "bench/frames", "bench"
+FILL = 2  # ticks in which windows fill
 
 
 @dataclass(frozen=True, slots=True)
-class Milliseconds:
-    """CPU time per frame."""
+class Comparison:
+    """Medians of CPU milliseconds per frame of all sessions together, by cache, and the largest difference of any
+    cache's latents from the paged one's, of their largest, while windows fill and begin to slide."""
 
-    paged: float
-    dense: float
-    recompute: float
+    ms: dict[str, float]
+    difference: float
 
 
 class Paged:
-    """The stage as a runner drives it: typed state in transactions, blocks of the pool."""
+    """The stage as it is served: on a runner, through its batcher, with state in transactions."""
 
     def __init__(self, stage: FramesStage, first: Tensor) -> None:
-        self._stage, self._first = stage, first
-        self._state = StateManager({_STAGE: stage.state_specs()}, Budget(max_sessions=1))
-        self._state.open(_SESSION)
+        self._first, self._sessions = first, Sessions(stage, len(first))
 
     def frames(self, tick: int, actions: Tensor) -> Tensor:
-        """The next latents ``[n, 16, c]`` under ``actions [n, 2]`` in -1..1; in tick 0 those after the first frame."""
-        inputs = {"actions": Payload(PayloadKind.ACTIONS, {"actions": to_px(actions)})}
+        """The next latents ``[b, n, 16, c]`` under ``actions [b, n, 2]`` in -1..1; in tick 0 those after the first."""
+        inputs = [{"actions": Payload(PayloadKind.ACTIONS, {"actions": to_px(a)})} for a in actions]
         if tick == 0:
-            inputs["latents"] = Payload(PayloadKind.LATENTS, {"latents": self._first})
-        view = self._state.begin(_SESSION, _STAGE, tick)
-        result = self._stage.run([_item(view, tick, Op.PREDICT if tick else Op.INFER, inputs)])[0]
-        if isinstance(result, Exception):
-            raise result
-        self._state.seal(_SESSION, _STAGE)
-        self._state.commit(_SESSION, tick, [_STAGE])
-        latents: Tensor = result["latents"].arrays["latents"]
-        return latents
+            for given, latents in zip(inputs, self._first, strict=True):
+                given["latents"] = Payload(PayloadKind.LATENTS, {"latents": latents})
+        made = self._sessions.tick(tick, Op.PREDICT if tick else Op.INFER, inputs, step=tick * FRAMES)
+        return torch.stack([outputs["latents"].arrays["latents"] for outputs in made])
 
 
-def _item(state: Any, tick: int, op: Op, inputs: dict[str, Payload]) -> StageItem:
-    return StageItem(_SESSION, 0, 0, tick, op, tick * FRAMES, "", inputs, {}, state)
+class Other:
+    """Rollouts on another cache, one after the other: one of all sessions, or one a session, as peers run them."""
 
-
-def _noise(tick: int) -> torch.Generator:
-    """What the stage draws its noise from in ``tick``."""
-    return torch.Generator().manual_seed(_item(None, tick, Op.PREDICT, {}).noise_seed("frames"))
-
-
-class Dense:
-    """One tensor, concatenated with every frame's keys and values and cut to the window."""
-
-    def __init__(self, model: DiT, steps: int, first: Tensor) -> None:
-        c = model.config
-        self._model, self._steps, self._last = model, steps, first[:, None]
-        self._kv = torch.zeros(c.layers, 2, 1, 0, c.heads, c.head_dim)
-        self._write(self._last, None, model.roped_context(self._kv))
+    def __init__(self, rollouts: Sequence[Rollout]) -> None:
+        self._rollouts = rollouts
 
     def frames(self, tick: int, actions: Tensor) -> Tensor:
         """As :meth:`Paged.frames`."""
-        noise = _noise(tick)
-        return torch.cat([self._next(noise, action[None, None]) for action in actions])
-
-    def _next(self, noise: torch.Generator, action: Tensor) -> Tensor:
-        context = self._model.roped_context(self._kv)
-        drawn = torch.randn(self._last.shape, generator=noise)
-        known = torch.ones(1, 1, dtype=torch.bool)
-        latents = denoise(self._model, self._last, action, known, context, drawn, self._steps)
-        self._write(latents, action, context)
-        return latents[0]
-
-    def _write(self, latents: Tensor, action: Tensor | None, context: Tensor) -> None:
-        c, known = self._model.config, torch.tensor([[action is not None]])
-        led = torch.zeros(1, 1, c.action_dim) if action is None else action
-        _, fresh = self._model.frame(latents, self._last, torch.zeros(1, 1), led, known, context)
-        self._kv = torch.cat([self._kv, fresh], 3)[:, :, :, -(c.window - 1) * c.tokens :]
-        self._last = latents
+        generators = [_noise(session, tick) for session in range(len(actions))]
+        size = len(actions) // len(self._rollouts)
+        starts = range(0, len(actions), size)
+        made = [
+            rollout.frames(generators[at : at + size], actions[at : at + size])
+            for rollout, at in zip(self._rollouts, starts, strict=True)
+        ]
+        return torch.cat(made)
 
 
-class Recompute:
-    """No cache: every denoise step runs the window's frames. Until the window is full this is the same function;
-    then its oldest frames have lost what they saw."""
-
-    def __init__(self, model: DiT, steps: int, first: Tensor) -> None:
-        self._model, self._steps = model, steps
-        self._frames, self._actions = first[:, None], torch.zeros(1, 1, model.config.action_dim)
-        self._known = torch.zeros(1, 1, dtype=torch.bool)
-
-    def frames(self, tick: int, actions: Tensor) -> Tensor:
-        """As :meth:`Paged.frames`."""
-        noise = _noise(tick)
-        return torch.cat([self._next(noise, action[None, None]) for action in actions])
-
-    def _next(self, noise: torch.Generator, action: Tensor) -> Tensor:
-        c = self._model.config
-        past = slice(-(c.window - 1), None)
-        frames = self._frames[:, past]
-        led = torch.cat([self._actions[:, past], action], 1)
-        known = torch.cat([self._known[:, past], torch.ones(1, 1, dtype=torch.bool)], 1)
-        n = led.shape[1]
-        # The oldest frame's predecessor has left the window: it stands in for itself, as a first frame does.
-        previous = torch.cat([frames[:, :1], frames], 1)
-        mask, position = band_mask(n, c.tokens, c.window), torch.arange(n)
-        x, levels = torch.randn(frames[:, -1:].shape, generator=noise), noise_levels(self._steps)
-        for now, then in pairwise(levels):
-            level = torch.zeros(1, n)
-            level[:, -1] = now
-            out = self._model.streams(torch.cat([frames, x], 1), previous, level, led, known, position, mask)
-            clean = frames[:, -1:] + out[:, -1:]
-            x = clean + (then / now) * (x - clean)
-        self._frames, self._actions, self._known = torch.cat([frames, x], 1), led, known
-        return x[0]
+def _noise(session: int, tick: int) -> torch.Generator:
+    """What the stage draws the session's noise from in ``tick``."""
+    item = StageItem(str(session), session, 0, tick, Op.PREDICT, 0, "", {}, {}, cast(StateView, None))
+    return torch.Generator().manual_seed(item.noise_seed("frames"))
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Torch on the calling thread alone, whose CPU time then is all there is."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def rollouts(stage: FramesStage, first: Tensor) -> dict[str, Paged | Other]:
+    """Every cache at the same first frames ``[b, 1, 16, c]``."""
+    model, steps = stage.model, stage.steps
+
+    def alone(kind: Callable[..., Rollout]) -> Other:
+        return Other([kind(model, steps, first[i : i + 1]) for i in range(len(first))])
+
+    return {
+        "paged": Paged(stage, first),
+        "dense": Other([Dense(model, steps, first)]),
+        "recompute": Other([Recompute(model, steps, first)]),
+        "cat": alone(Cat),
+        "ring": alone(Ring),
+    }
 
 
-def compare(checkpoints: str, rounds: int) -> Milliseconds:
-    """Medians over ``rounds`` ticks of 8 frames; the three take turns, so that all meet the same machine."""
+def first_frames(stage: FramesStage, sessions: int) -> Tensor:
+    """Latents ``[b, 1, 16, c]`` of real frames."""
+    simulator, images = PushTSimulator(), []
+    for seed in range(sessions):
+        simulator.reset(seed)
+        images.append(simulator.frame())
+    return encode(stage.codec, np.stack(images))[:, None]
+
+
+class Hands:
+    """Actions ``[b, n, 2]`` in -1..1 that wander, as an agent's do."""
+
+    def __init__(self, sessions: int, seed: int = 0) -> None:
+        self._at, self._g = torch.zeros(sessions, 2), torch.Generator().manual_seed(seed)
+
+    def __call__(self, n: int = FRAMES) -> Tensor:
+        steps = []
+        for _ in range(n):
+            self._at = (self._at + 0.1 * torch.randn(self._at.shape, generator=self._g)).clamp(-0.9, 0.9)
+            steps.append(self._at)
+        return torch.stack(steps, 1)
+
+
+def compare(checkpoints: str, sessions: int, rounds: int) -> Comparison:
+    """Over ``rounds`` ticks of 8 frames; caches take turns, so that all meet the same machine."""
     options = {"checkpoints": checkpoints} if checkpoints else {}
     stage: FramesStage = registry.build(registry.STAGES, "frames", options)
-    c, g = stage.model.config, torch.Generator().manual_seed(0)
-    first = torch.randn(1, c.tokens, c.token_dim, generator=g)
     with one_thread(), torch.no_grad():
-        rollouts: dict[str, Paged | Dense | Recompute] = {
-            "paged": Paged(stage, first),
-            "dense": Dense(stage.model, stage.steps, first),
-            "recompute": Recompute(stage.model, stage.steps, first),
-        }
-        spent: dict[str, list[float]] = {name: [] for name in rollouts}
-        for tick in range(rounds + _FILL):
-            actions = torch.rand(FRAMES, c.action_dim, generator=g) * 2 - 1
-            for name, rollout in rollouts.items():
+        caches = rollouts(stage, first_frames(stage, sessions))
+        spent: dict[str, list[float]] = {name: [] for name in caches}
+        hands, difference = Hands(sessions), 0.0
+        for tick in range(rounds + FILL):
+            actions, made = hands(), {}
+            for name, cache in caches.items():
                 begin = time.thread_time()
-                rollout.frames(tick, actions)
+                made[name] = cache.frames(tick, actions)
                 spent[name].append((time.thread_time() - begin) * 1e3 / FRAMES)
-    return Milliseconds(**{name: median(values[_FILL:]) for name, values in spent.items()})
+            if tick < FILL:  # later, rounding errors have grown over frames that come of frames
+                difference = max(difference, _difference(made, stage.model.config.window if tick == 0 else 0))
+    return Comparison({name: median(values[FILL:]) for name, values in spent.items()}, difference)
+
+
+def _difference(made: dict[str, Tensor], window: int) -> float:
+    """``window``: frames, the first included, within which recomputing is the same function."""
+    ours, largest = made["paged"], 0.0
+    for name, other in made.items():
+        same = max(window - 1, 0) if name == "recompute" else FRAMES
+        if same:
+            largest = max(largest, float((other - ours)[:, :same].abs().max()))
+    return largest / float(ours.abs().max())

@@ -19,6 +19,7 @@ S = TypeVar("S")
 BENCHES = {
     "policy": "success rates on unseen seeds, and what context and history are worth",
     "world": "quality of the world model on held-out episodes; paged KV against other caches",
+    "state": "what batches gain, and what state, forks, long rollouts and idle sessions cost",
     "serve": "what the server adds to the models' forward passes; what it costs when idle",
     "tick": "whether a tick gets slower over a session of 1,000",
     "context": "progress and done of the context model on held-out episodes",
@@ -42,16 +43,26 @@ class Settings:
 class Bar:
     """``on`` compared with ``limit``. A value that is not finite reaches no bar."""
 
-    on: Literal["ours", "ratio", "ours - baseline"]
+    on: Literal["ours", "ratio", "ours - baseline", "baseline / ours"]
     sign: Literal["<", "<=", ">", ">="]
     limit: float
 
     def __str__(self) -> str:
         return f"{self.on} {self.sign} {self.limit:g}"
 
+    def judged(self, value: Measured) -> float | None:
+        """What is compared; None where it is no number."""
+        given = {
+            "ours": value.ours,
+            "ratio": value.ratio,
+            "ours - baseline": value.gain,
+            "baseline / ours": value.speedup,
+        }[self.on]
+        return None if given is None or not math.isfinite(given) else given
+
     def reached(self, value: Measured) -> bool:
-        given = {"ours": value.ours, "ratio": value.ratio, "ours - baseline": value.gain}[self.on]
-        if given is None or not math.isfinite(given):
+        given = self.judged(value)
+        if given is None:
             return False
         return {
             "<": given < self.limit,
@@ -71,6 +82,10 @@ class Measured:
     @property
     def ratio(self) -> float | None:
         return self.ours / self.baseline if self.baseline else None
+
+    @property
+    def speedup(self) -> float | None:
+        return self.baseline / self.ours if self.ours and self.baseline is not None else None
 
     @property
     def gain(self) -> float | None:
@@ -113,13 +128,13 @@ class Result:
 
 @dataclass
 class Bench(Generic[S]):
-    """Rows that share a subject: models, a server, a session. ``picture`` draws the subject, where that says
-    more than figures do."""
+    """Rows that share a subject: models, a server, a session. ``picture`` draws the subject and what was measured,
+    where that says more than figures do."""
 
     name: str
     subject: Callable[[Settings], AbstractContextManager[S]]
     rows: dict[str, Row[S]] = field(default_factory=dict)
-    picture: Callable[[S, Path], None] | None = None
+    picture: Callable[[S, Sequence[Result], Path], None] | None = None
 
     def row(
         self, unit: str, bar: Bar | None = None, group: str = ""
@@ -166,7 +181,7 @@ class Bench(Generic[S]):
                     on_result(result)
             if picture is not None and self.picture is not None:
                 settings.say("drawing")
-                self.picture(subject, picture)
+                self.picture(subject, results, picture)
         return results
 
 

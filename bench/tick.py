@@ -31,12 +31,13 @@ from omni_loop.messages import (
     ReleasePayloads,
     RunStage,
 )
+from omni_loop.runner.batcher import Batcher
 from omni_loop.runner.runner import Runner
 from omni_loop.stage import Payload
 from omni_loop.types import Op
 
-from .kv import one_thread
 from .rows import Bar, Bench, Measured, Settings
+from .sessions import one_thread
 
 STAGES = ("context", "act", "frames")  # decode keeps no state
 _FRAMES = 2  # imagined per tick: the context looks at two
@@ -47,7 +48,7 @@ class Walk:
     """One session's ticks through ``pipeline`` on one runner."""
 
     def __init__(self, pipeline: Pipeline, runner: Runner) -> None:
-        self._pipeline, self.runner = pipeline, runner
+        self._pipeline, self.runner, self._batcher = pipeline, runner, Batcher(runner)
         self._fed: dict[str, Receipt] = {}  # by the edge that feeds the next tick
         self._old: tuple[PayloadKey, ...] = ()  # payloads this tick is the last to read
         self._do(OpenSession(_SESSION, 0, "push the T onto the goal"))
@@ -105,7 +106,7 @@ class Walk:
         self._old = tuple(kept)
 
     def _do(self, command: Command) -> Done:
-        report = self.runner.handle(0, command)
+        report = self._batcher.handle(0, command)
         if isinstance(report, Failed):
             raise rebuild(report.code, report.reason, report.retryable, report.text)
         return report
@@ -149,7 +150,7 @@ def _subject(settings: Settings) -> Iterator[Session]:
         runner = Runner(stages, LocalConnector())
         runner.warm_up()
         walk = Walk(pipeline, runner)
-        yield Session(walk, 80 if settings.quick else 1000)
+        yield Session(walk, 200 if settings.quick else 1000)
         walk.close()
 
 

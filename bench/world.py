@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -17,12 +17,13 @@ from omni_loop_worlds.quality import Quality, Windows, iou, t_mask
 from omni_loop_worlds.stages.shared import checkpoint
 from omni_loop_worlds.train.codec import evaluate as evaluate_codec
 
-from . import picture
+from . import picture, plot
 from .held_out import held_out
-from .kv import Milliseconds, compare
-from .rows import Bar, Bench, Measured, Settings
+from .kv import Comparison, compare
+from .rows import Bar, Bench, Measured, Result, Settings
 
 CONTEXT, HORIZON, LONG, REAL_EVERY = 5, 16, 48, 8  # frames
+MANY = 16  # sessions
 _WINDOW = 29  # as the trainer's own figures: four places one step ahead, and the horizon
 
 
@@ -72,8 +73,17 @@ class World:
         return evaluate_codec(self.codec, self.demos, stride=60 if self.settings.quick else 3)
 
     @cached_property
-    def cpu_ms(self) -> Milliseconds:
-        return compare(self.settings.checkpoints, rounds=2 if self.settings.quick else 40)
+    def alone(self) -> Comparison:
+        return compare(self.settings.checkpoints, 1, rounds=2 if self.settings.quick else 40)
+
+    @cached_property
+    def crowd(self) -> Comparison:
+        return compare(self.settings.checkpoints, MANY, rounds=1 if self.settings.quick else 12)
+
+    def cache(self, name: str, sessions: int = 1) -> Measured:
+        """A frame of all sessions on paged KV, against on the cache ``name``."""
+        ms = (self.alone if sessions == 1 else self.crowd).ms
+        return Measured(ms["paged"], ms[name])
 
 
 @contextmanager
@@ -151,19 +161,64 @@ def readout(world: World) -> Measured:
     return Measured(world.frames["readout_px_episodes"])
 
 
-@BENCH.row("CPU ms", group="kv")
+@BENCH.row("CPU ms", Bar("ratio", "<=", 1.05), "kv")
 def kv_dense(world: World) -> Measured:
-    """A frame on paged KV as served, against a dense cache that is concatenated and cut."""
-    return Measured(world.cpu_ms.paged, world.cpu_ms.dense)
+    """A frame on paged KV as served, against a dense tensor a session, otherwise alike."""
+    return world.cache("dense")
 
 
-@BENCH.row("CPU ms", group="kv")
+@BENCH.row("CPU ms", Bar("ratio", "<=", 1), "kv")
+def kv_dense_16(world: World) -> Measured:
+    """The same of 16 sessions, both in one batch."""
+    return world.cache("dense", MANY)
+
+
+@BENCH.row("CPU ms", Bar("baseline / ours", ">=", 1.6), "kv")
 def kv_recompute(world: World) -> Measured:
-    """A frame on paged KV as served, against computing the whole window at every denoise step."""
-    return Measured(world.cpu_ms.paged, world.cpu_ms.recompute)
+    """A frame on paged KV as served, against computing the window's frames at every denoise step."""
+    return world.cache("recompute")
 
 
-def _draw(world: World, path: Path) -> None:
+@BENCH.row("CPU ms", Bar("baseline / ours", ">=", 3.5), "kv")
+def kv_recompute_16(world: World) -> Measured:
+    """The same of 16 sessions, both in one batch."""
+    return world.cache("recompute", MANY)
+
+
+@BENCH.row("CPU ms", Bar("ratio", "<=", 1), "kv")
+def kv_cat(world: World) -> Measured:
+    """A frame on paged KV as served, against roped keys and values behind the cached ones by torch.cat."""
+    return world.cache("cat")
+
+
+@BENCH.row("CPU ms", Bar("baseline / ours", ">=", 2.5), "kv")
+def kv_cat_16(world: World) -> Measured:
+    """The same of 16 sessions: paged in one batch, the other session by session."""
+    return world.cache("cat", MANY)
+
+
+@BENCH.row("CPU ms", Bar("ratio", "<=", 1), "kv")
+def kv_ring(world: World) -> Measured:
+    """A frame on paged KV as served, against a window of roped keys that is moved a frame at a time."""
+    return world.cache("ring")
+
+
+@BENCH.row("CPU ms", Bar("baseline / ours", ">=", 2.5), "kv")
+def kv_ring_16(world: World) -> Measured:
+    """The same of 16 sessions: paged in one batch, the other session by session."""
+    return world.cache("ring", MANY)
+
+
+@BENCH.row("share", Bar("ours", "<=", 1e-5), "kv")
+def kv_difference(world: World) -> Measured:
+    """Largest difference of any cache's latents from those on paged KV, of the largest latent."""
+    return Measured(max(world.alone.difference, world.crowd.difference))
+
+
+def _draw(world: World, results: Sequence[Result], path: Path) -> None:
+    if results and all(result.row.group == "kv" for result in results):
+        plot.draw(path, results)
+        return
     windows, names = picture.choose(world.demos, CONTEXT + max(picture.STEPS))
     imagined = Quality(world.codec, world.model, windows).imagine(max(picture.STEPS))
     picture.strip(path, windows.frames[:, CONTEXT:], imagined, names)

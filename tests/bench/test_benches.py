@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +15,11 @@ from PIL import Image
 from omni_loop import registry
 from omni_loop.errors import ConfigError
 from omni_loop.training.demos import Demos
+from omni_loop_bench import caches, picture, plot, process
 from omni_loop_bench import held_out as held_out_
-from omni_loop_bench import picture, process
 from omni_loop_bench.held_out import held_out
-from omni_loop_bench.kv import Dense, Paged, Recompute
-from omni_loop_bench.rows import Settings, find
+from omni_loop_bench.kv import FRAMES, Hands, first_frames, rollouts
+from omni_loop_bench.rows import Bar, Measured, Result, Row, Settings, find
 from omni_loop_bench.world import CONTEXT
 from omni_loop_envs.pusht.demos import KINDS, PUSHT_DEMOS, PushTDemos
 
@@ -30,7 +31,7 @@ def same_threads() -> object:
     assert torch.get_num_threads() == before, "a bench left torch with other threads"
 
 
-@pytest.mark.parametrize("name", ["world", "tick", "context", "serve"])
+@pytest.mark.parametrize("name", ["world", "state", "tick", "context", "serve"])
 def test_every_row_runs(name: str, settings: Settings) -> None:
     bench = find(name)
     results = bench.run(settings=settings)
@@ -39,8 +40,13 @@ def test_every_row_runs(name: str, settings: Settings) -> None:
     # Drawn weights call nothing done and may find no T: those figures need not be numbers, but they are floats.
     assert all(isinstance(result.value.ours, float | int) for result in results)
     assert sum(math.isfinite(result.value.ours) for result in results) > len(results) / 2
+    values = {result.row.name: result.value for result in results}
     if name == "tick":
-        assert {r.row.name: r.value.ratio for r in results}["kv_blocks"] == 1
+        assert values["kv_blocks"].ratio == 1
+    if name == "state":  # counts are no timings: they hold on any machine
+        assert values["fork_blocks"].ours == 0
+        assert values["fork_diverged"].ours == 1
+        assert values["rollout_blocks"].ratio == 1
 
 
 def test_a_policy_without_a_part_plays_an_episode(settings: Settings) -> None:
@@ -48,20 +54,37 @@ def test_a_policy_without_a_part_plays_an_episode(settings: Settings) -> None:
     assert result.value.ours in (0, 1)
 
 
-def test_every_cache_gives_the_same_frames(small_checkpoints: Path) -> None:
+@pytest.mark.parametrize("sessions", [1, 3])
+def test_every_cache_gives_the_same_frames(small_checkpoints: Path, sessions: int) -> None:
     stage = registry.build(registry.STAGES, "frames", {"checkpoints": str(small_checkpoints)})
-    c, g = stage.model.config, torch.Generator().manual_seed(3)
-    first = torch.randn(1, c.tokens, c.token_dim, generator=g)
-    paged = Paged(stage, first)
-    dense, recompute = Dense(stage.model, stage.steps, first), Recompute(stage.model, stage.steps, first)
+    window, hands = stage.model.config.window, Hands(sessions)
     with torch.no_grad():
-        for tick, count in enumerate((c.window - 2, 1, 8, 8)):
-            actions = torch.rand(count, c.action_dim, generator=g) * 2 - 1
-            ours = paged.frames(tick, actions)
-            assert ours.std() > 0.1
-            torch.testing.assert_close(ours, dense.frames(tick, actions), atol=1e-4, rtol=1e-4)
-            if tick < 2:  # beyond the window it is another function
-                torch.testing.assert_close(ours, recompute.frames(tick, actions), atol=1e-4, rtol=1e-4)
+        caches = rollouts(stage, first_frames(stage, sessions))
+        assert set(caches) == {"paged", "dense", "recompute", "cat", "ring"}
+        for tick, count in enumerate((window - 2, 1, FRAMES, FRAMES)):
+            actions = hands(count)
+            made = {name: cache.frames(tick, actions) for name, cache in caches.items()}
+            assert made["paged"].shape == (sessions, count, 16, 72)
+            assert made["paged"].std() > 0.1
+            if tick >= 2:  # beyond the window it is another function
+                assert (made.pop("recompute") - made["paged"]).abs().max() > 1e-3
+            for name, frames in made.items():
+                torch.testing.assert_close(
+                    frames, made["paged"], atol=1e-4, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
+                )
+
+
+def test_a_dense_cache_outlives_its_room(small_checkpoints: Path) -> None:
+    stage = registry.build(registry.STAGES, "frames", {"checkpoints": str(small_checkpoints)})
+    first, generator = first_frames(stage, 2), [torch.Generator().manual_seed(i) for i in range(2)]
+    with torch.no_grad():
+        dense = caches.Dense(stage.model, 1, first)
+        rings = [caches.Ring(stage.model, 1, f) for f in first.split(1)]
+        actions = Hands(2)(70)
+        ours = dense.frames(generator, actions)
+        generator = [torch.Generator().manual_seed(i) for i in range(2)]
+        theirs = [r.frames([g], a) for r, g, a in zip(rings, generator, actions.split(1), strict=True)]
+    torch.testing.assert_close(ours, torch.cat(theirs), atol=1e-2, rtol=1e-2)
 
 
 def test_the_picture_shows_real_frames_above_imagined_ones(settings: Settings, data: Path, tmp_path: Path) -> None:
@@ -79,6 +102,27 @@ def test_the_picture_shows_real_frames_above_imagined_ones(settings: Settings, d
         ).astype(int)
         np.testing.assert_array_equal(drawn[y : y + side, x : x + side], real)
         assert np.abs(drawn[y + side + 4 : y + 2 * side + 4, x : x + side] - real).mean() > 5  # drawn weights
+
+
+def test_the_rollout_is_drawn_below_the_bars(settings: Settings, tmp_path: Path) -> None:
+    find("state").run(["rollout"], settings, curved := tmp_path / "deep" / "rollout.png")
+    row = find("world").rows["kv_ring_16"]
+    plot.draw(bars := tmp_path / "bars.png", [Result(row, Measured(1.0, 2.0), False)])
+    drawn = [np.asarray(Image.open(io.BytesIO(file.read_bytes())).convert("RGB")) for file in (curved, bars)]
+    assert drawn[0].shape[0] > drawn[1].shape[0] > 100
+    assert all(picture.std() > 10 for picture in drawn)
+
+
+def test_a_bar_reaches_one_where_a_row_just_passes() -> None:
+    def share(bar: Bar, *figures: float) -> float | None:
+        row = Row("a", "a", "ms", bar, "", lambda subject: Measured(*figures))
+        return plot.share(Result(row, Measured(*figures), None))
+
+    assert share(Bar("ratio", "<=", 1.05), 2.1, 2.0) == pytest.approx(1)
+    assert share(Bar("ours", "<=", 50), 25.0) == 0.5
+    assert share(Bar("baseline / ours", ">=", 2.5), 1.0, 5.0) == 0.5
+    assert share(Bar("baseline / ours", ">=", 2.5), 1.0) is None
+    assert share(Bar("ours", "<=", 0), 0.0) is None
 
 
 def test_training_episodes_are_no_held_out_ones(data: Path, tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_wrong_names_are_named(run: Run) -> None:
 
 def test_only_what_can_be_seen_makes_a_picture(run: Run, tmp_path: Path) -> None:
     code, _, err = run("tick", "--picture", str(tmp_path / "a.png"))
-    assert (code, err) == (2, "error: bench 'tick' makes no picture; 'world' does\n")
+    assert (code, err) == (2, "error: bench 'tick' makes no picture; 'state' and 'world' do\n")
 
 
 def test_a_missing_checkpoint_is_one_line(run: Run, tmp_path: Path) -> None:
