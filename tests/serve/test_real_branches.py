@@ -87,8 +87,8 @@ async def serving(folder: Path | None = None, **pools: Any) -> AsyncIterator[Asy
     )
     with registry.registered(registry.PIPELINES, "toy", TOY), registry.registered(registry.STAGES, "toy-act", Act):
         server = Server(deployment)
-        await server.start()
         try:
+            await server.start()
             async with connect_async(server.address, timeout_s=20) as client:
                 yield client
         finally:

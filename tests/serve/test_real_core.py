@@ -90,10 +90,12 @@ async def client() -> AsyncIterator[AsyncClient]:
         registry.registered(registry.STAGES, "toy-frames", Frames),
     ):
         server = Server(deployment)
-        await server.start()
-        async with connect_async(server.address, timeout_s=20) as client:
-            yield client
-        await server.stop(1.0)
+        try:
+            await server.start()
+            async with connect_async(server.address, timeout_s=20) as client:
+                yield client
+        finally:
+            await server.stop(1.0)
 
 
 def first(result: TickResult) -> list[float]:
