@@ -188,7 +188,8 @@ Command = (
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A command succeeded. For :class:`RunStage`: receipts by output name and the forward passes' time."""
+    """A command succeeded. For :class:`RunStage`: receipts by output name; ``model_ms`` is the time of the forward
+    passes it took part in, whole ones whoever ran beside it, ``queue_ms`` from its turn to the first of them."""
 
     request: int
     outputs: Mapping[str, Receipt] = field(default_factory=dict)

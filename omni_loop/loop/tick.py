@@ -204,10 +204,9 @@ class TickRun:
     def _record(self, step: StageStep, done: Done) -> None:
         sources = [e.source for e in step.inputs if e.source in self._done]
         self._model[step.name] = done.model_ms + max((self._model[s] for s in sources), default=0.0)
-        queued = done.queue_ms + max((self._queue[s] for s in sources), default=0.0)
-        # While those ran that it was promised, a stage was not in the queue's hands.
-        ahead = [self._done[e.source] for e in self._ahead.pop(step.name, ())]
-        self._queue[step.name] = max(queued - max((d.model_ms + d.queue_ms for d in ahead), default=0.0), 0.0)
+        # A stage that was submitted ahead queues from its turn on, which comes when those before it have run.
+        self._queue[step.name] = done.queue_ms + max((self._queue[s] for s in sources), default=0.0)
+        self._ahead.pop(step.name, None)
         self._done[step.name] = done
 
     def _inputs(self, step: StageStep, handle: RunnerHandle) -> dict[str, Receipt]:

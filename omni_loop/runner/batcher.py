@@ -21,7 +21,7 @@ import torch
 
 from ..errors import Exhausted, Reason
 from ..messages import CloseSession, Command, Done, ForkSession, ReleasePayloads, Report, RunStage
-from ..stage import Job, SteppedStage
+from ..stage import Job, SteppedStage, in_steps
 from .answers import check_count, failure, outputs_of, public
 from .lane import Lane, Work
 from .runner import Runner
@@ -109,9 +109,9 @@ class Batcher:
             self._draining = False
 
     def handle(self, request: int, command: Command) -> Report:
-        """Answer one command, and all that were added before it, now."""
+        """Answer one command at once; nothing else may be under way."""
         self.add(request, command, self._clock())
-        (report,) = [r for reports in self.drain() for r in reports if r.request == request]
+        (report,) = (report for reports in self.drain() for report in reports)
         return report
 
     def _admit(self, work: Work) -> None:
@@ -193,7 +193,8 @@ class Batcher:
         begin = self._clock()
         try:
             with torch.no_grad():
-                results = lane.stage.run([work.item for work in works])
+                items = [work.item for work in works]
+                results = lane.stage.run(items) if lane.stepped is None else in_steps(lane.stepped, items)
             check_count(lane.name, results, len(works))
             self._synchronize()
         except KeyboardInterrupt:

@@ -100,8 +100,13 @@ class Pending:
             )
 
     def resolve_all(self, reports: Iterable[Report]) -> None:
-        for report in reports:
-            self.resolve(report)
+        left = iter(reports)
+        for report in left:
+            try:
+                self.resolve(report)
+            except BaseException:
+                self.resolve_all(left)  # whatever one met, nobody else is left without an answer
+                raise
 
     def fail_all(self, text: str) -> None:
         for future in self._futures.values():

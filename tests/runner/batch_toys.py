@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from omni_loop.connect.local import LocalConnector
-from omni_loop.errors import Exhausted, OmniLoopError
+from omni_loop.errors import Exhausted
 from omni_loop.messages import (
     Command,
     Commit,
@@ -26,7 +26,7 @@ from omni_loop.messages import (
 from omni_loop.runner.batcher import Batcher
 from omni_loop.runner.runner import RunnerSettings, build
 from omni_loop.runner.state import Budget
-from omni_loop.stage import Outputs, Payload, StageItem
+from omni_loop.stage import Outputs, Payload, StageItem, in_steps
 from omni_loop.types import Op
 
 from .runner_toys import Toy
@@ -120,24 +120,7 @@ class Stepped(Logged):
         return outputs
 
     def run(self, items: Sequence[StageItem]) -> Sequence[Outputs | Exception]:
-        results: dict[int, Outputs | Exception] = {}
-        jobs: dict[int, Walk] = {}
-        for i, item in enumerate(items):
-            try:
-                jobs[i] = self.begin(item)
-            except Exception as e:
-                results[i] = e
-        while live := {i: job for i, job in jobs.items() if i not in results and not job.finished}:
-            errors = self.advance(list(live.values()))
-            assert len(errors) == len(live)
-            results |= {i: e for i, e in zip(live, errors, strict=True) if e is not None}
-        for i, job in jobs.items():
-            if i not in results:
-                try:
-                    results[i] = self.finish(job)
-                except Exception as e:
-                    results[i] = e
-        return [results[i] for i in range(len(items))]
+        return in_steps(self, items)
 
 
 class Bed:
@@ -225,6 +208,3 @@ class Bed:
 def error_of(report: Report) -> tuple[str, str]:
     assert isinstance(report, Failed), report
     return report.code, report.reason
-
-
-__all__ = ["MS", "Bed", "Clock", "Greedy", "Logged", "OmniLoopError", "Stepped", "error_of"]

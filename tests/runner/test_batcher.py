@@ -103,6 +103,17 @@ def test_a_batch_takes_the_oldest_and_no_more_than_it_may() -> None:
     bed.close()
 
 
+def test_a_session_that_floods_delays_nobody(bed: Bed) -> None:
+    bed.open("a", "b")
+    for tick in range(1, 6):
+        bed.add(bed.run("a", tick))
+        bed.commit("a", tick)
+    late = bed.add(bed.run("b", 1))
+    assert late in bed.step()
+    bed.work()
+    assert log(bed) == [("a", "b"), *[("a",)] * 4]
+
+
 def test_stages_take_turns(bed: Bed) -> None:
     bed.open("a", "b", "c", "d")
     stepped = bed.add(bed.run("a", 1, "p/s", passes=4))
