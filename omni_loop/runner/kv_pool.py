@@ -8,40 +8,18 @@ the model gives them (un-roped). A committed block is never written again, so a 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..errors import Code, Exhausted, OmniLoopError, StateError, TensorError
+from ..errors import Exhausted, StateError, TensorError
 from ..stage import KVSpec
 from .block_table import BlockTable, Layout, Provenance
+from .books import PoolStats, check_pool
 from .prefixes import Prefixes
 
 _FREE, _SCRATCH = Provenance.FREE, Provenance.SCRATCH
 _IMAGINED, _OBSERVED = Provenance.IMAGINED, Provenance.OBSERVED
-
-
-class PoolCorrupt(OmniLoopError):
-    """The pool's books do not balance: a bug in this project, never the caller's fault."""
-
-    code = Code.INTERNAL
-
-
-@dataclass(frozen=True, slots=True)
-class PoolStats:
-    """All counts are of blocks but ``tables``, ``prefixes`` and bytes. ``cached`` blocks are held by shared prefixes
-    alone and given up when blocks are needed; ``owned`` by tables. ``references`` exceeds them by what is shared."""
-
-    total: int
-    free: int
-    cached: int
-    owned: int
-    references: int
-    tables: int
-    prefixes: int
-    owned_bytes: int
-    total_bytes: int
 
 
 class KVPool:
@@ -248,6 +226,11 @@ class KVPool:
     def provenance(self, block: int) -> Provenance:
         return self._provenance[block]
 
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that can be reserved without anybody giving up anything."""
+        return len(self._free)
+
     def stats(self) -> PoolStats:
         """O(1)."""
         total, free, cached = self.num_blocks, len(self._free), self._cached
@@ -265,34 +248,20 @@ class KVPool:
         )
 
     def check(self) -> None:
-        """Verify that free + cached + owned = total and that reference counts equal the references of tables, their
-        kept versions and prefixes. O(blocks).
+        """Verify the books. O(blocks).
 
         Raises:
-            PoolCorrupt: they do not.
+            PoolCorrupt: they do not balance.
         """
-        counts = [0] * self.num_blocks
-        for table in self._tables.values():
-            references = table.references
-            for block in references:
-                counts[block] += 1
-            seen = list(table.layout.blocks)
-            if len(set(seen)) != len(seen):
-                raise PoolCorrupt(f"pool {self.name!r}: a table sees a block twice: {seen}")
-            if stray := set(seen) - set(references):
-                raise PoolCorrupt(f"pool {self.name!r}: a table sees blocks it does not hold: {sorted(stray)}")
-        cached = sum(counts[block] == 0 for block in self._prefixes)
-        for block in self._prefixes:
-            counts[block] += 1
-        for block, count in enumerate(counts):
-            if count != self._references[block]:
-                raise PoolCorrupt(f"pool {self.name!r}: block {block} counts {self._references[block]}, held {count}")
-            if (count == 0) != (block in self._free) or (count == 0) != (self._provenance[block] is _FREE):
-                raise PoolCorrupt(f"pool {self.name!r}: block {block} is held by {count} tables, free or not at once")
-        if sum(counts) != self._shares:
-            raise PoolCorrupt(f"pool {self.name!r}: {self._shares} references on the books, {sum(counts)} held")
-        if cached != self._cached:
-            raise PoolCorrupt(f"pool {self.name!r}: {self._cached} cached blocks on the books, {cached} there")
+        check_pool(
+            self.name,
+            self._tables.values(),
+            self._prefixes,
+            self._references,
+            self._provenance,
+            self._free,
+            self.stats(),
+        )
 
     def _find_room(self, n: int) -> None:
         """Have at least ``n`` blocks free, or raise Exhausted: shared prefixes nobody uses go first."""

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from ..errors import UnknownName, nearest
+from .books import PoolCorrupt
 from .cells import Cell, CounterCell, RingCell, Scope, TensorCell
 from .kv_cell import KVCell
-from .kv_pool import PoolCorrupt
 
 T = TypeVar("T")
 Key = tuple[int, int]  # (epoch, tick) of the commit; (epoch, -1) as opened or reset
@@ -50,9 +50,9 @@ class Chronicle:
         return len(self._states)
 
     @property
-    def oldest(self) -> int | None:
-        """Serial of the oldest version."""
-        return next(iter(self._states)).serial if self._states else None
+    def oldest(self) -> int:
+        """Serial of the oldest version, of which there must be one."""
+        return next(iter(self._states)).serial
 
     def add(self, version: Version, state: StageState) -> None:
         self._states[version] = state

@@ -10,24 +10,21 @@ idle sessions whose state may go (:mod:`.eviction`). Then it is refused, with th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
-from ..errors import Exhausted, Reason, StateError, UnknownName, UnknownSession, nearest
-from ..stage import CounterSpec, KVSpec, RingSpec, StateSpec, TensorSpec
-from .cells import Cell, CounterCell, RingCell, Scope, TensorCell
-from .eviction import Policy, Session, victims
-from .kv_cell import KVCell
-from .kv_pool import KVPool, PoolCorrupt, PoolStats
+from ..errors import Exhausted, Reason, StateError
+from .books import PoolStats
+from .eviction import Policy, Room
+from .kv_pool import KVPool
 from .ledger import Ledger
-from .sizing import StageSpecs, pool_sizes, reserved_bytes
+from .sessions import Session, Sessions
+from .sizing import StageSpecs, pool_sizes
 from .stage_state import Chronicle, Key, StageState
 from .transfer import StageImage, export_stage, place, read_stage
-
-_PATIENCE_MS = (10.0, 1000.0)  # a retry helps after as long as the ticks under way may take, within these bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,22 +69,18 @@ class StateManager:
         ledger: Ledger | None = None,
     ) -> None:
         """``ledger``: of several runners together; None: this one's own, of ``budget.nbytes``."""
-        self._specs, self._device, self._budget = specs, device, budget
+        self._specs = specs
         self._account = (ledger or Ledger({str(device): budget.nbytes})).account(device)
-        self._reserved = {stage: reserved_bytes(stage, named) for stage, named in specs.items()}
-        sizes = pool_sizes(specs, budget.max_sessions, budget.nbytes, budget.blocks)
         self._pools: dict[tuple[str, str], KVPool] = {}
+        self._chronicles = {stage: Chronicle(budget.rewind_ticks) for stage in specs}
+        self._sessions = Sessions(specs, self._pools, self._chronicles, self._account)
+        self._room = Room(self._sessions, self._pools, self._chronicles, self._account, budget.evict)
+        sizes = pool_sizes(specs, budget.max_sessions, budget.nbytes, budget.blocks)
         for (stage, name), (spec, blocks) in sizes.items():
-            room = partial(self._make_blocks, stage, name)
+            room = partial(self._room.make_blocks, stage, name)
             pool = KVPool(spec, blocks, name=f"{stage}.{name}", device=device, make_room=room)
             self._account.charge(pool.stats().total_bytes, f"the pool {pool.name!r}")
             self._pools[stage, name] = pool
-        self._chronicles = {stage: Chronicle(budget.rewind_ticks) for stage in specs}
-        self._sessions: dict[str, Session] = {}
-        self._used = 0  # bytes reserved
-        self._uses = 0  # of any session, ever
-        self._evicted = self._evictions = 0
-        self._tick_ms = 0.0  # of a committed tick, lately
 
     # Opening and closing
 
@@ -99,19 +92,14 @@ class StateManager:
             UnknownName: no such stage.
             Exhausted: the budget has no room; ``missing_bytes`` says how much.
         """
-        self._check_new(session)
+        self._sessions.check_new(session)
         names = tuple(dict.fromkeys(stages)) or tuple(self._specs)
-        for stage in names:
-            if stage not in self._specs:
-                raise UnknownName(f"no stage is called {stage!r} here.{nearest(stage, self._specs)}")
-        self._sessions[session] = self._allocate(names, (0, -1))
+        self._sessions.check_stages(names)
+        self._sessions.add(session, self._allocate(names, (0, -1)))
 
     def close(self, session: str) -> None:
         """Free everything of the session."""
-        entry = self._session(session)
-        self._free(entry)
-        self._evicted -= entry.evicted
-        del self._sessions[session]
+        self._sessions.remove(session)
 
     def reset(self, session: str, epoch: int = 0) -> None:
         """All state of the session as freshly opened, in ``epoch``; what is staged is discarded and no version kept.
@@ -120,9 +108,9 @@ class StateManager:
         Raises:
             Exhausted: it was evicted, and there is no room; it stays so.
         """
-        entry = self._session(session)
+        entry = self._sessions[session]
         if entry.evicted:
-            self._revive(session, self._allocate(entry.names, (epoch, -1)))
+            self._sessions.add(session, self._allocate(entry.names, (epoch, -1)))
         else:
             for state in entry.stages.values():
                 state.reset((epoch, -1))
@@ -146,8 +134,8 @@ class StateManager:
         Raises:
             StateError: another tick of this stage is staged and not decided.
         """
-        entry = self._live(session)
-        state = self._state(entry, stage)
+        entry = self._sessions.live(session)
+        state = entry.state(stage)
         if state.tick != tick:
             if state.tick is not None:
                 raise StateError(
@@ -156,13 +144,12 @@ class StateManager:
                 )
             state.tick = tick
         state.scope.open = True
-        self._uses += 1
-        entry.used = self._uses
+        self._sessions.touch(entry)
         return state
 
     def seal(self, session: str, stage: str) -> None:
         """The stage has run: its view can no longer be written."""
-        self._find(session, stage).scope.open = False
+        self._sessions.live(session).state(stage).scope.open = False
 
     def commit(
         self,
@@ -180,8 +167,8 @@ class StateManager:
         Raises:
             StateError: one of them has nothing undecided of that tick. Then none is committed.
         """
-        entry = self._live(session)
-        states = [self._state(entry, stage) for stage in stages]
+        entry = self._sessions.live(session)
+        states = [entry.state(stage) for stage in stages]
         for state in states:
             if state.tick != tick:
                 what = f"tick {state.tick} is" if state.tick is not None else "nothing is"
@@ -192,20 +179,19 @@ class StateManager:
         entry.recomputable = recomputable
         if cost_ms:
             entry.cost_ms += cost_ms
-            self._tick_ms += 0.1 * (cost_ms - self._tick_ms)
-        if self._account.over:
-            self._forget_while(lambda: self._account.over > 0)
+            self._room.note_tick(cost_ms)
+        self._room.trim()
 
     def discard(self, session: str, tick: int, stages: Iterable[str]) -> None:
         """Leave no trace of ``tick`` in ``stages``. Where that tick staged nothing, nothing happens."""
-        entry = self._live(session)
-        for state in [self._state(entry, stage) for stage in stages]:
+        entry = self._sessions.live(session)
+        for state in [entry.state(stage) for stage in stages]:
             if state.tick == tick:
                 state.discard()
 
     def abandon(self, session: str) -> None:
         """Discard whatever is undecided in any stage: the session has moved on. Of an evicted one, nothing is."""
-        for state in self._session(session).stages.values():
+        for state in self._sessions[session].stages.values():
             if state.tick is not None:
                 state.discard()
 
@@ -219,19 +205,19 @@ class StateManager:
             StateError: a tick of ``session`` is undecided, or ``child`` is open already.
             Exhausted: the budget has no room for another session.
         """
-        entry = self._live(session)
-        self._check_new(child)
+        entry = self._sessions.live(session)
+        self._sessions.check_new(child)
         if entry.undecided:
             raise StateError("a session can be forked only between ticks", reason=Reason.BUSY)
         made = self._allocate(entry.names, (0, -1), spared=session)
         for stage, state in entry.stages.items():
             state.copy_to(made.stages[stage])
         made.recomputable, made.cost_ms = entry.recomputable, entry.cost_ms
-        self._sessions[child] = made
+        self._sessions.add(child, made)
 
     def versions(self, session: str) -> tuple[Key, ...]:
         """Keys ``(epoch, tick)`` that :meth:`rewind` can go back to, in order; the last one is the present."""
-        states = self._live(session).stages.values()
+        states = self._sessions.live(session).stages.values()
         keys = sorted({key for state in states if state.cells for key in state.known()})
         return tuple(key for key in keys if all(state.reachable(key) for state in states))
 
@@ -242,7 +228,7 @@ class StateManager:
         Raises:
             StateError: a stage does not know that version any more. Then nothing changes.
         """
-        entry = self._live(session)
+        entry = self._sessions.live(session)
         key = (to_epoch, to_tick)
         if not all(state.reachable(key) for state in entry.stages.values()):
             known = ", ".join(f"{tick} of epoch {epoch}" for epoch, tick in self.versions(session))
@@ -260,7 +246,7 @@ class StateManager:
         Raises:
             StateError: a tick is undecided.
         """
-        entry = self._live(session)
+        entry = self._sessions.live(session)
         if entry.undecided:
             raise StateError("a session can be exported only between ticks", reason=Reason.BUSY)
         return {stage: export_stage(state) for stage, state in entry.stages.items()}
@@ -274,42 +260,37 @@ class StateManager:
             SnapshotError: what is given does not fit the specs.
             Exhausted: no room.
         """
-        known = self._sessions.get(session)
-        if known is None or not known.evicted:
-            self._check_new(session)
-        for stage in stages:
-            if stage not in self._specs:
-                raise UnknownName(f"no stage is called {stage!r} here.{nearest(stage, self._specs)}")
+        if session not in self._sessions or not self._sessions[session].evicted:
+            self._sessions.check_new(session)
+        self._sessions.check_stages(stages)
         values = {stage: read_stage(stage, self._specs[stage], image) for stage, image in stages.items()}
         entry = self._allocate(tuple(stages), (epoch, -1))
         try:
             for stage, state in entry.stages.items():
                 place(state, values[stage])
         except BaseException:
-            self._free(entry)
+            self._sessions.free(entry)
             raise
-        if known is not None:
-            self._revive(session, entry)
-        self._sessions[session] = entry
+        self._sessions.add(session, entry)
 
     # Room
 
     def touch(self, session: str) -> None:
         """The session is in use: the last to be evicted for idleness, and not expired."""
-        entry = self._session(session)
-        self._uses += 1
-        entry.used, entry.expired = self._uses, False
+        entry = self._sessions[session]
+        entry.expired = False
+        self._sessions.touch(entry)
 
     def expire(self, session: str) -> None:
         """Nobody waits for the session any more: the first to be evicted, unless policy is "none"."""
-        self._session(session).expired = True
+        self._sessions[session].expired = True
 
     def pin(self, session: str) -> None:
         """Never evict it until it is unpinned as often."""
-        self._live(session).pins += 1
+        self._sessions.live(session).pins += 1
 
     def unpin(self, session: str) -> None:
-        entry = self._session(session)
+        entry = self._sessions[session]
         if entry.pins == 0:
             raise StateError("the session is not pinned", reason=Reason.BAD_REQUEST)
         entry.pins -= 1
@@ -320,23 +301,15 @@ class StateManager:
         Raises:
             StateError: it is pinned or has a tick under way.
         """
-        entry = self._live(session)
+        entry = self._sessions.live(session)
         if entry.pins or entry.undecided:
             why = "is pinned" if entry.pins else "has a tick under way"
             raise StateError(f"the session {why} and cannot be evicted", reason=Reason.BUSY)
-        before = self._occupied()
-        self._free(entry)
-        entry.stages, entry.reserved, entry.evicted = {}, 0, True
-        self._evicted += 1
-        self._evictions += 1
-        return before - self._occupied()
+        return self._room.evict(entry)
 
     def make_room(self, nbytes: int, spared: Iterable[str] = ()) -> int:
         """Give up versions, then sessions but ``spared``, until ``nbytes`` more fit the budget; bytes still missing."""
-        account = self._account
-        self._forget_while(lambda: account.missing(nbytes) > 0)
-        self._evict_while(lambda: account.missing(nbytes) > 0, lambda entry: entry.reserved > 0, spared)
-        return account.missing(nbytes)
+        return self._room.make_bytes(nbytes, spared)
 
     # What there is
 
@@ -345,7 +318,7 @@ class StateManager:
 
     def evicted(self, session: str) -> bool:
         """Whether the session's state made room for others'."""
-        return self._session(session).evicted
+        return self._sessions[session].evicted
 
     def owns_memory(self, address: int) -> bool:
         """Whether a pool's storage lies at ``address``: memory that is reused once a tick is decided."""
@@ -360,10 +333,10 @@ class StateManager:
         account = self._account
         return StateStats(
             sessions=len(self._sessions),
-            evicted=self._evicted,
-            evictions=self._evictions,
+            evicted=self._sessions.evicted,
+            evictions=self._sessions.evictions,
             versions=sum(map(len, self._chronicles.values())),
-            reserved_bytes=self._used,
+            reserved_bytes=self._sessions.reserved,
             history_bytes=account.held,
             used_bytes=account.used,
             budget_bytes=account.limit,
@@ -378,138 +351,15 @@ class StateManager:
         """
         for pool in self._pools.values():
             pool.check()
-        reserved = sum(entry.reserved for entry in self._sessions.values())
-        if reserved != self._used:
-            raise PoolCorrupt(f"{self._used} bytes of typed state on the books, {reserved} reserved")
-        versions = 0
-        for entry in self._sessions.values():
-            for state in entry.stages.values():
-                state.check()
-                versions += len(state.versions)
-        if versions != self.stats().versions:
-            raise PoolCorrupt(f"{self.stats().versions} versions on the books, {versions} kept")
+        self._sessions.check()
 
-    def _check_new(self, session: str) -> None:
-        if session in self._sessions:
-            raise StateError("the session is open already", reason=Reason.BUSY)
-
-    def _allocate(self, names: tuple[str, ...], key: Key, spared: str = "") -> Session:
+    def _allocate(self, stages: tuple[str, ...], key: Key, spared: str = "") -> Session:
         """State as freshly opened, in a session that has no name yet; or nothing."""
-        need = sum(self._reserved[stage] for stage in names)
+        need = self._sessions.need(stages)
         if self._account.missing(need):
-            self.make_room(need, (spared,))
+            self._room.make_bytes(need, (spared,))
         try:
-            self._account.charge(need, "a session")
+            return self._sessions.allocate(stages, key)
         except Exhausted as e:
-            e.retry_after_ms = self._patience()
+            e.retry_after_ms = self._room.patience_ms()
             raise
-        entry = Session(names, {}, need)
-        self._used += need
-        try:
-            for stage in names:
-                entry.stages[stage] = self._make(stage, key)
-        except BaseException:
-            self._free(entry)
-            raise
-        self._uses += 1
-        entry.used = self._uses
-        return entry
-
-    def _make(self, stage: str, key: Key) -> StageState:
-        scope = Scope()
-        cells: dict[str, Cell] = {}
-        try:
-            for name, spec in self._specs[stage].items():
-                cells[name] = self._cell(stage, name, spec, scope)
-        except BaseException:
-            for cell in cells.values():
-                cell.free()
-            raise
-        return StageState(stage, cells, scope, self._chronicles[stage], key)
-
-    def _cell(self, stage: str, name: str, spec: StateSpec, scope: Scope) -> Cell:
-        match spec:
-            case KVSpec():
-                return KVCell(name, self._pools[stage, name], scope)
-            case TensorSpec():
-                return TensorCell(name, spec, scope, self._account)
-            case RingSpec():
-                return RingCell(name, spec, scope, self._account)
-            case CounterSpec():
-                return CounterCell(name, spec, scope)
-
-    def _free(self, entry: Session) -> None:
-        for state in entry.stages.values():
-            state.free()
-        self._account.credit(entry.reserved)
-        self._used -= entry.reserved
-
-    def _revive(self, session: str, entry: Session) -> None:
-        entry.pins = self._sessions[session].pins
-        self._sessions[session] = entry
-        self._evicted -= 1
-
-    def _occupied(self) -> int:
-        """Bytes that sessions and their versions keep from others."""
-        pools = self._pools.values()
-        return self._account.held + self._used + sum(pool.stats().owned_bytes for pool in pools)
-
-    def _make_blocks(self, stage: str, name: str, n: int) -> float:
-        """Have ``n`` more blocks of a pool free if that can be; after how many ms a retry may find them otherwise."""
-        pool = self._pools[stage, name]
-        goal = pool.stats().free + n
-
-        def short() -> bool:
-            pool.give_up_prefixes(goal - pool.stats().free)
-            return pool.stats().free < goal
-
-        chronicle = self._chronicles[stage]
-        while len(chronicle) and short():
-            chronicle.drop_oldest()
-        self._evict_while(short, lambda entry: stage in entry.stages and entry.stages[stage].kv(name).total > 0)
-        return self._patience()
-
-    def _forget_while(self, short: Callable[[], bool]) -> None:
-        """Give up versions of any stage, the oldest first."""
-        while short():
-            known = [c for c in self._chronicles.values() if len(c)]
-            if not known:
-                return
-            min(known, key=lambda c: c.oldest or 0).drop_oldest()
-
-    def _evict_while(
-        self, short: Callable[[], bool], helps: Callable[[Session], bool], spared: Iterable[str] = ()
-    ) -> None:
-        if not short():
-            return
-        for session in victims(self._sessions, self._budget.evict, helps, spared):
-            self.evict(session)
-            if not short():
-                return
-
-    def _patience(self) -> float:
-        """Ms after which what the ticks under way hold may be free."""
-        busy = sum(entry.undecided for entry in self._sessions.values())
-        return min(max(busy * self._tick_ms, _PATIENCE_MS[0]), _PATIENCE_MS[1]) if busy else _PATIENCE_MS[1]
-
-    def _session(self, session: str) -> Session:
-        try:
-            return self._sessions[session]
-        except KeyError:
-            raise UnknownSession("this runner has no such session") from None
-
-    def _live(self, session: str) -> Session:
-        entry = self._sessions.get(session)
-        if entry is None or entry.evicted:
-            entry = self._session(session)
-            raise StateError("the session's state made room for others'", reason=Reason.EVICTED)
-        return entry
-
-    def _state(self, entry: Session, stage: str) -> StageState:
-        try:
-            return entry.stages[stage]
-        except KeyError:
-            raise UnknownName(f"the session has no stage {stage!r} here.{nearest(stage, entry.stages)}") from None
-
-    def _find(self, session: str, stage: str) -> StageState:
-        return self._state(self._live(session), stage)

@@ -7,7 +7,8 @@ import torch
 
 from omni_loop.errors import Exhausted, InvalidInput, StateError, TensorError
 from omni_loop.runner.block_table import BlockTable, Provenance
-from omni_loop.runner.kv_pool import KVPool, PoolCorrupt
+from omni_loop.runner.books import PoolCorrupt
+from omni_loop.runner.kv_pool import KVPool
 from omni_loop.stage import KVSpec
 
 SPEC = KVSpec(layers=2, kv_heads=1, head_dim=2, block_size=2, window_blocks=4, sink_blocks=1, scratch_blocks=4)

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from omni_loop.errors import ConfigError, Exhausted, InvalidInput, Reason
+from omni_loop.runner.books import PoolCorrupt
 from omni_loop.runner.cells import RingCell
-from omni_loop.runner.kv_pool import PoolCorrupt, block_bytes, blocks_per_session
+from omni_loop.runner.kv_pool import block_bytes, blocks_per_session
 from omni_loop.runner.state import Budget, StateManager
 from omni_loop.stage import CounterSpec, KVSpec, PagedKV, RingSpec, StateSpec, StateView, TensorSpec
 from omni_loop.testing.state_contract import KV, STAGES, StateContract, blocks, write_all
@@ -128,10 +129,10 @@ def test_pool_memory_is_recognised() -> None:
 def test_check_finds_bytes_that_do_not_balance() -> None:
     manager = StateManager(STAGES)
     manager.open("s")
-    manager._used += 1
+    manager._sessions.reserved += 1
     with pytest.raises(PoolCorrupt):
         manager.check()
-    manager._used -= 1
+    manager._sessions.reserved -= 1
 
 
 def test_values_are_cast_to_the_declared_dtype() -> None:

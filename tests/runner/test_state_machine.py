@@ -400,7 +400,7 @@ class StateMachine(RuleBasedStateMachine):
         for name, life in self.lives.items():
             if life.evicted:
                 continue
-            state = self.manager._find(name, stage)
+            state = self.manager._sessions[name].state(stage)
             assert not state.versions
             idle = not (life.pins or life.undecided)
             allowed = self.evict_policy == "any" or (self.evict_policy == "recomputable" and life.may_go)
@@ -418,7 +418,7 @@ class StateMachine(RuleBasedStateMachine):
             if life.evicted:
                 continue
             for stage, model in life.stages.items():
-                known = self.manager._find(name, stage).known()
+                known = self.manager._sessions[name].state(stage).known()
                 assert [key for key, _ in model.versions][-len(known) :] == known
                 del model.versions[: -len(known)]
 
@@ -438,7 +438,7 @@ class StateMachine(RuleBasedStateMachine):
             if life.evicted:
                 continue
             for stage, model in life.stages.items():
-                state = self.manager._find(session, stage)
+                state = self.manager._sessions[session].state(stage)
                 kv = state.kv("kv")
                 content = kv.pool.storage[0, 1].flatten().tolist()
                 values = model.staged or model.committed
