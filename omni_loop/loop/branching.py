@@ -17,7 +17,7 @@ from ..session.machine import Phase, SessionMachine
 from ..session.snapshot import SnapshotData, SnapshotStore
 from ..types import MAX_COUNT
 from .flight import Flight
-from .live import Live, evicted
+from .live import Live, close_all, evicted
 from .prepare import check_prompt, check_seed
 from .rebuild import check_fits, rebuild
 from .request import SessionInfo
@@ -109,12 +109,13 @@ class Branching(Sessions):
         command = ResetSession(live.session.id, machine.epoch + 1, seed, prompt)
         try:
             await all_of([handle.submit(command) for handle in live.route.runners()])
-        except Exception as error:
-            if evicted(error):
-                machine.evicted()
-                return
-            self._lose(live, None, error)
-            raise
+        except OmniLoopError as error:
+            if error.reason is Reason.RUNNER_GONE:
+                self._lose(live, None, error)
+                raise
+            machine.evicted()  # one runner may have what another has not: none of it counts
+            if not evicted(error):
+                raise
 
     async def _fork(self, live: Live, seed: int) -> SessionInfo:
         parent = live.session
@@ -144,8 +145,8 @@ class Branching(Sessions):
                 f"there is no way back to step {step}: {_reachable(log.steps())}", reason=Reason.BAD_REQUEST
             )
         epoch, feedback = machine.epoch + 1, log.feedback(version)
-        kept = feedback is not None and machine.phase is not Phase.EVICTED
-        if feedback is not None and kept and await self._rewind_runners(live, version, epoch):
+        known = feedback is not None and machine.phase is not Phase.EVICTED
+        if feedback is not None and known and await self._rewind_runners(live, version, epoch):
             live.feed(feedback, epoch, version.tick)
         else:
             await self._rebuild(live, epoch, version)
@@ -154,29 +155,37 @@ class Branching(Sessions):
         return machine.rewound(version.position), version.position.step
 
     async def _rewind_runners(self, live: Live, version: Version, epoch: int) -> bool:
-        """Whether every runner went back; False: the state must be made anew from the log, which can be done."""
-        session = live.session
+        """Whether every runner went back; False: the log shall bring the session there. Without a log that can, a
+        version that one runner has given up is refused, and the others come forward again."""
+        session, log, runners = live.session, live.session.log, live.route.runners()
+        aside = f"{session.id}~" if len(runners) > 1 and not log.complete else ""
+        if aside:
+            await self._on_state(live, lambda: live.fork(aside, None))
         command = RewindSession(session.id, epoch, version.epoch, version.tick)
-        outcomes = await asyncio.gather(*(h.submit(command) for h in live.route.runners()), return_exceptions=True)
+        outcomes = await asyncio.gather(*(h.submit(command) for h in runners), return_exceptions=True)
         errors = [o for o in outcomes if isinstance(o, BaseException)]
+        gone = [e for e in errors if isinstance(e, StateError) and e.reason is Reason.BAD_REQUEST]
+        if aside:
+            if errors:
+                await live.become(aside)
+                log.kept.clear()  # what comes back has no past on the runners
+            await close_all(runners, aside)
         if not errors:
             return True
-        odd = [e for e in errors if not evicted(e) and getattr(e, "reason", None) is not Reason.BAD_REQUEST]
-        if not odd and (session.log.complete or any(map(evicted, errors))):
+        if len(gone) < len(errors) or log.complete:
+            odd = next((e for e in errors if e not in gone and not evicted(e)), None)
+            if odd is not None:
+                self._lose(live, None, odd)
+                raise odd
             return False
-        error = odd[0] if odd else errors[0]
-        if odd or len(errors) < len(outcomes):  # some went back, and nothing brings them forward again
-            self._lose(live, None, error)
-        raise error
+        log.forget(version)
+        step = version.position.step
+        text = f"the state of step {step} made room for others, and there is no way back: {_reachable(log.steps())}"
+        raise StateError(text, reason=Reason.BAD_REQUEST)
 
     async def _snapshot(self, live: Live, store: SnapshotStore, name: str) -> int:
         s, machine = live.session, live.session.machine
-        fed = live.fed()
-        live.feed({}, machine.epoch, machine.tick)  # a runner may export in an older epoch than what awaits the tick
-        try:
-            stages = await self._on_state(live, live.export)
-        finally:
-            live.feed(fed, machine.epoch, machine.tick - 1)
+        stages = await self._on_state(live, live.export)
         last = machine.forked()
         data = SnapshotData(
             pipeline=s.pipeline,
@@ -191,7 +200,7 @@ class Branching(Sessions):
             position=machine.position,
             chunk=s.chunk,
             stages=stages,
-            feedback=fed,
+            feedback=live.fed(),
         )
         # In its turn to the end, so that a log that was incomplete goes on from exactly here.
         saved = await asyncio.to_thread(store.save, name, data)
@@ -262,4 +271,4 @@ def _version(data: SnapshotData) -> Version:
 def _reachable(steps: list[int]) -> str:
     shown = ", ".join(map(str, steps[-16:]))
     more = f" and {len(steps) - 16} earlier ones" if len(steps) > 16 else ""
-    return f"steps that can be reached: {shown}{more}" if steps else "nothing has been committed"
+    return f"steps that can be reached: {shown}{more}" if steps else "no step can be reached"

@@ -44,8 +44,7 @@ class Live:
         self.route.forget(self.session.feedback)  # first: the new keys may be the old ones
         self.session.feedback = {}
         for edge, payload in payloads.items():
-            connector = self.route.handles[self.route.graph.fed_to[edge]].connector
-            self.session.feedback[edge] = connector.put(PayloadKey(edge, self.session.id, epoch, tick), payload)
+            self._feed(PayloadKey(edge, self.session.id, epoch, tick), payload)
 
     def fed(self) -> dict[str, Payload]:
         """The payloads that await the next tick."""
@@ -65,21 +64,21 @@ class Live:
 
     async def reseed(self, seed: int) -> None:
         """The same state under another seed: out to a fork and back."""
-        fed, keys = self.fed(), {edge: receipt.key for edge, receipt in self.session.feedback.items()}
         aside = f"{self.session.id}~"
         await self.fork(aside, seed)
+        await self.become(aside)
+
+    async def become(self, other: str) -> None:
+        """The state of ``other``, a fork of this session, which ends. What awaits the next tick stays."""
+        fed, receipts = self.fed(), self.session.feedback
         try:
             await self.vacate()
-            command = ForkSession(aside, self.session.id)
+            command = ForkSession(other, self.session.id)
             await self._enter(self.session.id, dict.fromkeys(self.route.runners(), command))
         finally:
-            await close_all(self.route.runners(), aside)
-        for edge, key in keys.items():
-            self.feed_one(edge, key, fed[edge])
-
-    def feed_one(self, edge: str, key: PayloadKey, payload: Payload) -> None:
-        connector = self.route.handles[self.route.graph.fed_to[edge]].connector
-        self.session.feedback[edge] = connector.put(key, payload)
+            await close_all(self.route.runners(), other)
+        for edge, receipt in receipts.items():
+            self._feed(receipt.key, fed[edge])
 
     async def export(self) -> dict[str, Payload]:
         """The committed state of every stage, by full name. The arrays are the caller's."""
@@ -119,6 +118,10 @@ class Live:
         for handle in self.route.runners():
             handle.connector.cleanup_session(self.session.id)
         self.session.feedback = {}
+
+    def _feed(self, key: PayloadKey, payload: Payload) -> None:
+        connector = self.route.handles[self.route.graph.fed_to[key.edge]].connector
+        self.session.feedback[key.edge] = connector.put(key, payload)
 
     async def _enter(self, session: str, commands: Mapping[RunnerHandle, Command]) -> None:
         """``session`` comes to every runner, or to none: then the first error is raised."""

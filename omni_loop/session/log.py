@@ -116,6 +116,11 @@ class SessionLog(Generic[W]):
         """What ``version`` fed to the next tick; None: only a replay can tell."""
         return next((k.feedback for k in reversed(self.kept) if k.version.key == version.key), None)
 
+    def forget(self, version: Version) -> None:
+        """``version`` and those before it can no longer be gone back to without a replay."""
+        while self.kept and self.kept[0].version.key <= version.key:
+            self.kept.popleft()
+
     def cut(self, version: Version) -> None:
         """Forget everything after ``version``."""
         while self.kept and self.kept[-1].version.key > version.key:

@@ -220,9 +220,7 @@ class SessionMachine:
     def forked(self) -> SessionMachine:
         """A NEW machine that stands where this one does; its seqs follow the last one that is over here."""
         over = self.pending[0] - 1 if self.pending else self.accepted
-        return SessionMachine(
-            max_waiting=self.max_waiting, epoch=self.epoch, tick=self.tick, position=self.position, accepted=over
-        )
+        return SessionMachine(self.max_waiting, epoch=self.epoch, tick=self.tick, position=self.position, accepted=over)
 
     def lost(self) -> None:
         """State of the session is gone or doubtful; only closing is left."""

@@ -91,6 +91,8 @@ class SessionManager:
                 f"a session ends by itself after {self._ttl:g} s without a call",
                 reason=Reason.TOO_MANY_SESSIONS,
             )
+        machine = machine or SessionMachine()
+        machine.max_waiting = self._max_waiting
         session = Session(
             id=secrets.token_hex(8),
             token=secrets.token_urlsafe(32),
@@ -99,7 +101,7 @@ class SessionManager:
             prompt=prompt,
             keys=keys,
             options=options,
-            machine=machine or SessionMachine(max_waiting=self._max_waiting),
+            machine=machine,
             log=self.log() if log is None else log,
             busy=1,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -26,7 +27,7 @@ from omni_loop.types import Op, PlanSummary
 
 from . import toy as toys
 from .toy import DIM, Gate, actions, infer, predict, recondition, toy
-from .walker import ONE, TWO, WALKER, plan, walk
+from .walker import ONE, TIGHT, TWO, WALKER, plan, walk
 
 PLACED = pytest.mark.parametrize("placement", [ONE, TWO], ids=["one-runner", "two-runners"])
 
@@ -35,8 +36,8 @@ PLACED = pytest.mark.parametrize("placement", [ONE, TWO], ids=["one-runner", "tw
 
 
 @PLACED
-async def test_a_fork_goes_on_like_its_parent_and_neither_touches_the_other(placement: object) -> None:
-    async with toy(WALKER, placement) as t:  # type: ignore[arg-type]
+async def test_a_fork_goes_on_like_its_parent_and_neither_touches_the_other(placement: Sequence[Sequence[str]]) -> None:
+    async with toy(WALKER, placement) as t:
         info, twin = await t.core.open("walker", seed=5), await t.core.open("walker", seed=5)
         await walk(t, info, range(6))
         child = await t.core.fork(info.id, info.token)
@@ -122,10 +123,10 @@ async def test_an_abandoned_fork_frees_its_place() -> None:
 
 @PLACED
 @pytest.mark.parametrize("to", [0, 3, 8, 9])
-async def test_a_rewound_session_stands_as_it_stood(placement: object, to: int) -> None:
+async def test_a_rewound_session_stands_as_it_stood(placement: Sequence[Sequence[str]], to: int) -> None:
     """Near steps come from what the runners keep, far ones from the log."""
     config = SessionConfig(rewind_ticks=4)
-    async with toy(WALKER, placement, config=config) as t:  # type: ignore[arg-type]
+    async with toy(WALKER, placement, config=config) as t:
         info, short = await t.core.open("walker", seed=5), await t.core.open("walker", seed=5)
         await walk(t, info, range(10))
         await walk(t, short, range(to + 1))
@@ -151,7 +152,7 @@ async def test_a_rewind_goes_on_from_the_chunk_of_that_step() -> None:
 async def test_a_step_out_of_reach_names_those_within() -> None:
     async with toy(WALKER, ONE, config=SessionConfig(rewind_ticks=3, log_bytes=4000)) as t:
         info = await t.core.open("walker", seed=5)
-        with pytest.raises(StateError, match="no way back to step 3: nothing has been committed"):
+        with pytest.raises(StateError, match="no way back to step 3: no step can be"):
             await t.core.rewind(info.id, info.token, 3)
         await walk(t, info, range(10))
         with pytest.raises(StateError, match="no way back to step 2: steps that can be reached: 7, 8, 9") as caught:
@@ -161,6 +162,38 @@ async def test_a_step_out_of_reach_names_those_within() -> None:
         with pytest.raises(InvalidInput, match="step is -1"):
             await t.core.rewind(info.id, info.token, -1)
         assert (await walk(t, info, range(10, 11)))[0][2][0] == 11  # nothing has changed
+
+
+@PLACED
+async def test_versions_that_made_room_are_replayed(placement: Sequence[Sequence[str]]) -> None:
+    """A full session leaves one block of the pool: what the runners kept of its past has gone."""
+    async with toy(WALKER, placement, settings=TIGHT) as t, toy(WALKER, placement) as roomy:
+        told = []
+        for setup in (t, roomy):
+            info = await setup.core.open("walker", seed=5)
+            await walk(setup, info, range(9))
+            assert await setup.core.rewind(info.id, info.token, 5) == (1, 5)
+            told.append(await walk(setup, info, range(6, 9), first_seq=10))
+        assert told[0] == told[1]
+        assert (t.script.count("walk"), roomy.script.count("walk")) == (9 + 6 + 3, 9 + 3)
+
+
+@PLACED
+async def test_versions_that_made_room_are_refused_where_no_log_helps(placement: Sequence[Sequence[str]]) -> None:
+    config = SessionConfig(log_bytes=4000)
+    async with toy(WALKER, placement, settings=TIGHT, config=config) as t:
+        info = await t.core.open("walker", seed=5)
+        before = await walk(t, info, range(9))
+        await t.core.tick(predict(info, 10, steps=1))
+        with pytest.raises(StateError, match="the state of step 5 made room for others") as caught:
+            await t.core.rewind(info.id, info.token, 5)
+        assert caught.value.reason is Reason.BAD_REQUEST
+        assert "5" not in caught.value.text.partition("reached:")[2]
+        assert t.core.session(info.id, info.token).epoch == 0
+        # No runner has gone back alone: all ticks count, and what was fed is still there.
+        after = actions(await t.core.tick(infer(info, 11, step=9, executed=np.ones((1, DIM), np.float32))))
+        assert after[2][0] == before[-1][2][0] + 2
+        assert after[2][1] != -1
 
 
 async def test_imagined_steps_are_undone_by_a_rewind() -> None:

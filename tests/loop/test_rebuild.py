@@ -14,16 +14,15 @@ from omni_loop.clock import FakeClock
 from omni_loop.config import SessionConfig
 from omni_loop.errors import Exhausted, OmniLoopError, Reason, StageFailed, StateError
 from omni_loop.loop.request import SessionInfo
+from omni_loop.messages import Command, Done, ResetSession
 from omni_loop.record.snapshot import ZarrSnapshots
 from omni_loop.runner.runner import RunnerSettings
 from omni_loop.runner.state import Budget, StateManager
 from omni_loop.stage import StageItem
 
 from .toy import DIM, Gate, Toy, actions, infer, predict, recondition, toy
-from .walker import ONE, TWO, WALKER, plan, walk
+from .walker import ONE, TIGHT, TWO, WALKER, plan, walk
 
-# One full session takes its sink, its window and a block that is staged: six blocks of seven.
-TIGHT = RunnerSettings(budget=Budget(blocks=7), queue_ms=1.0)
 ANY = RunnerSettings(budget=Budget(blocks=7, evict="any"), queue_ms=1.0)
 SHORT = SessionConfig(log_bytes=8000)
 FULL = 8  # ticks that fill a session
@@ -152,6 +151,27 @@ async def test_a_reset_revives_an_evicted_session() -> None:
         assert await t.core.reset(info.id, info.token) == 2
         told = await walk(t, info, range(2), first_seq=5)
         assert [chunk[1][0] for chunk in told] == [chunk[1][0] for chunk in expected]
+
+
+async def test_a_reset_that_finds_no_room_leaves_the_session_as_it_was() -> None:
+    expected = await uncut(FULL + 1)
+    async with toy(WALKER, TWO, settings=TIGHT) as t:
+        info = await t.core.open("walker", seed=5)
+        await walk(t, info, range(FULL))
+        handle = t.core._live[info.id].route.handles["context"]
+        submit = handle.submit
+
+        async def refuse(command: Command) -> Done:
+            if isinstance(command, ResetSession):
+                raise Exhausted("no room")
+            return await submit(command)
+
+        handle.submit = refuse  # type: ignore[method-assign]
+        with pytest.raises(Exhausted):
+            await t.core.reset(info.id, info.token, seed=1)
+        handle.submit = submit  # type: ignore[method-assign]
+        assert t.core.session(info.id, info.token).seed == 5
+        assert await walk(t, info, range(FULL, FULL + 1)) == expected[FULL:]  # on the other runner too
 
 
 async def test_a_plan_of_an_evicted_session_rebuilds_it_first() -> None:

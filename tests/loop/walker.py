@@ -12,6 +12,8 @@ import torch
 from omni_loop.loop.pipeline import CLIENT, Edge, Pipeline, Plan, StageDef
 from omni_loop.loop.request import PlanRequest, SessionInfo, TickRequest
 from omni_loop.messages import PayloadKind
+from omni_loop.runner.runner import RunnerSettings
+from omni_loop.runner.state import Budget
 from omni_loop.stage import KVSpec, Payload, RingSpec, StageItem, TensorSpec
 from omni_loop.types import ArraySpec, Op, SessionSpec, StageKind
 
@@ -92,6 +94,8 @@ WALKER = Pipeline(
         Op.PLAN: Plan(("walk",), chunk="walk.actions", frames="walk.frames"),
     },
 )
+# One full session takes its sink, its window and a block that is staged: six blocks of seven.
+TIGHT = RunnerSettings(budget=Budget(blocks=7), queue_ms=1.0)
 ONE = (("walk", "context"),)
 TWO = (("walk",), ("context",))
 
