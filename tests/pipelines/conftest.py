@@ -36,8 +36,9 @@ def trained() -> None:
 def deployment(small_checkpoints: Path) -> Deployment:
     options: dict[str, Any] = {}
     if not shipped():
-        options = {stage: {"checkpoints": str(small_checkpoints)} for stage in ("context", "frames", "decode", "act")}
-    return Deployment(pipelines=("pusht", "pusht-world", "pusht-imagine"), stage_options=options)
+        stages = ("context", "frames", "decode", "act", "choose")
+        options = {stage: {"checkpoints": str(small_checkpoints)} for stage in stages}
+    return Deployment(pipelines=("pusht", "pusht-world", "pusht-imagine", "pusht-plan"), stage_options=options)
 
 
 @pytest.fixture(scope="session")

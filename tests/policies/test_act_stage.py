@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from omni_loop import registry
 from omni_loop.connect.base import as_numpy
-from omni_loop.errors import ConfigError
+from omni_loop.errors import ConfigError, InvalidInput
 from omni_loop.messages import PayloadKind
 from omni_loop.stage import Outputs, Payload
 from omni_loop.testing.policy_contract import PolicyContract
@@ -163,3 +163,56 @@ def test_what_is_not_finite_stays_in_its_own_chunk(sixteen: Driver) -> None:
 def test_an_unknown_option_is_named() -> None:
     with pytest.raises(ConfigError, match="use_context"):
         registry.build(registry.STAGES, "act", {"use_contxt": True})
+
+
+class TestSamples:
+    """Several chunks of one tick."""
+
+    @pytest.fixture
+    def driver(self, small_checkpoints: Path) -> Iterator[Driver]:
+        driver = Driver(act(checkpoints=str(small_checkpoints)))
+        for session in ("s", "t", "u"):
+            driver.open(session, seed=ord(session))
+        yield driver
+        driver.close()
+
+    def test_a_sample_does_not_depend_on_their_number(self, driver: Driver) -> None:
+        plain = driver.run("s", 0, Ask(inputs(0)))
+        driver.discard("s", 0)
+        several = {}
+        for n in (1, 2, 6):
+            several[n] = driver.run("s", 0, Ask(inputs(0), params={"samples": n}))
+            driver.discard("s", 0)
+        assert set(plain) == {"chunk"}
+        first = as_numpy(plain["chunk"].arrays["actions"])
+        for n, outputs in several.items():
+            chunks = as_numpy(outputs["chunks"].arrays["actions"])
+            assert chunks.shape == (n, *first.shape)
+            assert outputs["chunks"].meta == outputs["chunk"].meta == plain["chunk"].meta
+            assert (as_numpy(outputs["chunk"].arrays["actions"]) == chunks[0]).all()
+            np.testing.assert_allclose(chunks[0], first, rtol=0, atol=1e-2)
+        six = as_numpy(several[6]["chunks"].arrays["actions"])
+        np.testing.assert_allclose(as_numpy(several[2]["chunks"].arrays["actions"]), six[:2], rtol=0, atol=1e-2)
+        assert len({chunk.tobytes() for chunk in six}) == 6
+
+    def test_sessions_with_and_without_samples_meet_in_a_batch(self, driver: Driver) -> None:
+        asks = {
+            "s": Ask(inputs(0), params={"samples": 3}),
+            "t": Ask(inputs(1)),
+            "u": Ask(inputs(2), params={"samples": 5}),
+        }
+        together = driver.together(0, asks)
+        for session, asked in asks.items():
+            driver.discard(session, 0)
+            alone, met = driver.run(session, 0, asked), together[session]
+            driver.discard(session, 0)
+            assert not isinstance(met, Exception)
+            assert met.keys() == alone.keys()
+            for name, payload in alone.items():
+                given, want = as_numpy(met[name].arrays["actions"]), as_numpy(payload.arrays["actions"])
+                np.testing.assert_allclose(given, want, rtol=0, atol=1e-2)
+
+    @pytest.mark.parametrize("samples", [0, 65])
+    def test_their_number_is_bounded(self, driver: Driver, samples: int) -> None:
+        with pytest.raises(InvalidInput, match=f"samples is {samples}"):
+            driver.run("s", 0, Ask(inputs(0), params={"samples": samples}))
