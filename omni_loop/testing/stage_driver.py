@@ -103,16 +103,21 @@ class Driver:
 
     def batch(self, tick: int, asks: Mapping[str, Ask]) -> Sequence[Outputs | Exception]:
         """One call of the stage for several sessions; nothing of it is kept."""
-        items = []
-        for session, ask in asks.items():
-            seed, prompt, epoch = self._sessions[session]
-            view = self._runner.state.begin(session, NAME, tick)
-            items.append(StageItem(session, seed, epoch, tick, ask.op, ask.step, prompt, ask.inputs, ask.params, view))
         try:
-            return self.stage.run(items)
+            return self.stage.run(list(self.items(tick, asks).values()))
         finally:
             for session in asks:
                 self._runner.state.discard(session, tick, (NAME,))
+
+    def items(self, tick: int, asks: Mapping[str, Ask]) -> dict[str, StageItem]:
+        """What the stage is given, for driving it by hand: :meth:`commit` or :meth:`discard` must follow."""
+        items = {}
+        for session, ask in asks.items():
+            seed, prompt, epoch = self._sessions[session]
+            view = self._runner.state.begin(session, NAME, tick)
+            given = (session, seed, epoch, tick, ask.op, ask.step, prompt, ask.inputs, ask.params, view)
+            items[session] = StageItem(*given)
+        return items
 
     @property
     def blocks(self) -> int:

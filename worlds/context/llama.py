@@ -9,8 +9,8 @@ size. A cache is ``[layers, 2, b, s, g, e]``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -212,11 +212,15 @@ class ContextModel(nn.Module):
             fresh.append(kv)
         return self.model.norm(x), torch.stack(fresh)
 
+    @property
+    def _layers(self) -> Iterable[Layer]:
+        return cast("Iterable[Layer]", self.model.layers)  # torch does not say what a ModuleList holds
+
     def serve(self, tokens: Tensor, cache: Cache, alternatives: bool = False) -> tuple[Tensor, Tensor]:
         """New tokens ``int64[b, n]`` behind all of ``cache``, which takes them in: hidden states and cache as
         :meth:`forward`. ``alternatives``: all tokens but the first are one next token, each as if it were alone."""
         n, s = tokens.shape[1], cache.length
-        at, position = slice(s, s + n), range(s, s + n)
+        at, position = slice(s, s + n), list(range(s, s + n))
         mask = torch.full((n, s + n), float("-inf"), device=tokens.device)
         if alternatives:
             position = [s, *[s + 1] * (n - 1)]
@@ -225,8 +229,8 @@ class ContextModel(nn.Module):
         else:
             mask.triu_(s + 1)
         mask = mask.repeat(self.config.num_attention_heads // self.config.num_key_value_heads, 1)
-        x, turn, keys, values = self.model.embed_tokens(tokens), cache.turn(list(position)), [], []
-        for layer, room in zip(self.model.layers, cache.room[:, :, :, : s + n], strict=True):
+        x, turn, keys, values = self.model.embed_tokens(tokens), cache.turn(position), [], []
+        for layer, room in zip(self._layers, cache.room[:, :, :, : s + n], strict=True):
             x, k, v = layer.serve(x, turn, room, at, mask)
             keys.append(k)
             values.append(v)

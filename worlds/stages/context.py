@@ -136,7 +136,7 @@ class ContextStage:
             several,
             image=images_of(self.codec, arrays["image"][None])[0],
             agent=_positions("agent_pos", arrays["agent_pos"], 2),
-            keypoints=to_unit(pose_points(tensor_of(arrays["block_pose"]).float())) if "block_pose" in arrays else None,
+            keypoints=_keypoints(arrays["block_pose"]) if "block_pose" in arrays else None,
         )
 
     def _imagined(self, payload: Payload, kv: PagedKV, several: bool) -> Glance:
@@ -209,6 +209,14 @@ class ContextStage:
         points = self.codec.scene(z)
         given = layout.given_tokens(self.codec.tokens(z), points, torch.zeros(1, 2, 2), torch.tensor([False]))
         read_tick(self.model, past, given)
+
+
+def _keypoints(array: Any) -> Tensor:
+    """Keypoints ``[8, 2]`` in -1..1 of the T's pose."""
+    pose = tensor_of(array).float()
+    if tuple(pose.shape) != (3,):
+        raise TensorError(f"'block_pose' has shape {list(pose.shape)}, expected [3]")
+    return to_unit(pose_points(pose))
 
 
 def _positions(name: str, px: Any, n: int | None = None) -> Tensor:
