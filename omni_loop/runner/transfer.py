@@ -1,7 +1,7 @@
 """A stage's committed state as plain arrays and facts, and back: for snapshots and for another runner.
 
 Of a paged KV ``kv``: the array ``kv.blocks [layers, 2, n, block_size, kv_heads, head_dim]`` and the facts ``kv.sink``
-(blocks in the sink), ``kv.end`` (position in blocks) and ``kv.observed`` (JSON: runs of observed positions). Of a
+and ``kv.window`` (blocks in each), ``kv.end`` (position in blocks) and ``kv.observed`` (JSON: runs of observed positions). Of a
 tensor its value, of a ring ``[n, *shape]``, of a counter a fact. What comes in is checked against the specs as a whole
 before anything is allocated.
 """
@@ -24,7 +24,7 @@ from .kv_cell import KVCell
 from .stage_state import StageState
 
 StageImage = tuple[Mapping[str, Any], Mapping[str, Scalar]]  # arrays, facts
-_KV_FACTS = ("sink", "end", "observed")
+_KV_FACTS = ("sink", "window", "end", "observed")
 
 
 def export_stage(state: StageState) -> tuple[dict[str, Tensor], dict[str, Scalar]]:
@@ -36,7 +36,7 @@ def export_stage(state: StageState) -> tuple[dict[str, Tensor], dict[str, Scalar
             case KVCell():
                 layout = cell.value
                 arrays[f"{name}.blocks"] = cell.pool.read(layout.blocks).clone(memory_format=torch.contiguous_format)
-                facts |= {f"{name}.sink": layout.sink, f"{name}.end": layout.end}
+                facts |= {f"{name}.sink": layout.sink, f"{name}.window": layout.window, f"{name}.end": layout.end}
                 facts[f"{name}.observed"] = json.dumps(layout.observed)
             case TensorCell():
                 arrays[name] = cell.export()
@@ -117,12 +117,16 @@ def _value(owner: str, name: str, spec: StateSpec, arrays: Mapping[str, Any], fa
 def _kv(
     owner: str, name: str, spec: KVSpec, arrays: Mapping[str, Any], facts: Mapping[str, Scalar]
 ) -> tuple[Layout, Tensor]:
-    sink, end = (_integer(f"{owner}.{fact}", facts[f"{name}.{fact}"]) for fact in ("sink", "end"))
+    sink, window, end = (_integer(f"{owner}.{fact}", facts[f"{name}.{fact}"]) for fact in _KV_FACTS[:3])
     given = arrays[f"{name}.blocks"]
     n = given.shape[2] if getattr(given, "ndim", 0) == 6 else 0
     blocks = _tensor(owner, given, (spec.layers, 2, n, spec.block_size, spec.kv_heads, spec.head_dim), "float32")
     observed = _runs(owner, facts[f"{name}.observed"], end)
-    if sink != min(end, spec.sink_blocks) or not 0 <= n - sink <= min(spec.window_blocks, end - sink):
+    if (
+        n != sink + window
+        or sink != min(end, spec.sink_blocks)
+        or not 0 <= window <= min(spec.window_blocks, end - sink)
+    ):
         raise SnapshotError(f"state {owner!r} cannot hold {n} blocks at position {end} with {sink} of them in the sink")
     return Layout(list(range(n)), sink, end, observed), blocks
 

@@ -313,7 +313,7 @@ class StateContract:
         manager = self.make(max_sessions=1)
         opened: list[str] = []
         with pytest.raises(Exhausted) as caught:
-            _fill(manager, opened)
+            fill(manager, opened)
         assert caught.value.retryable
         assert len(opened) > 1
         manager.check()
@@ -339,7 +339,7 @@ class StateContract:
                 call("nobody")
 
 
-def _fill(manager: Manager, opened: list[str]) -> None:
+def fill(manager: Manager, opened: list[str]) -> None:
     """Open sessions and fill their windows until the manager refuses."""
     while True:
         session = f"s{len(opened)}"
