@@ -18,6 +18,7 @@ S = TypeVar("S")
 #: Every benchmark; each is the module of this name, imported when it is asked for.
 BENCHES = {
     "policy": "success rates on unseen seeds, and what context and history are worth",
+    "plan": "what imagining many futures in one call saves, and what choosing among them is worth",
     "world": "quality of the world model on held-out episodes; paged KV against other caches",
     "state": "what batches gain, and what state, forks, long rollouts and idle sessions cost",
     "serve": "what the server adds to the models' forward passes; what it costs when idle",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,13 @@ class LoopClient(Protocol):
     """A connection to a server."""
 
     def open(
-        self, pipeline: str, *, prompt: str = "", seed: int | None = None, keys: Sequence[str] = ()
+        self,
+        pipeline: str,
+        *,
+        prompt: str = "",
+        seed: int | None = None,
+        keys: Sequence[str] = (),
+        options: Mapping[str, Any] | None = None,
     ) -> LoopSession: ...
 
     def close(self) -> None: ...

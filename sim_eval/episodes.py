@@ -108,7 +108,7 @@ def run_episode(client: LoopClient, env: Env, suite: EvalSuite, episode: int) ->
     outcome = Outcome.ERROR
     session: LoopSession | None = None
     try:
-        session = client.open(suite.pipeline, prompt=suite.prompt, seed=seed, keys=suite.keys)
+        session = client.open(suite.pipeline, prompt=suite.prompt, seed=seed, keys=suite.keys, options=suite.options)
         success = _drive(session, env, suite, episode, trace, began + suite.time_limit_s)
         outcome = Outcome.SUCCESS if success else Outcome.FAILURE
     except EpisodeTimeout as e:

@@ -50,7 +50,9 @@ def preflight(suite: EvalSuite, connect: Connect) -> tuple[SessionSpec, str | No
     env = suite.make_env()
     client = connect()
     try:
-        session = client.open(suite.pipeline, prompt=suite.prompt, seed=suite.first_seed, keys=suite.keys)
+        session = client.open(
+            suite.pipeline, prompt=suite.prompt, seed=suite.first_seed, keys=suite.keys, options=suite.options
+        )
         try:
             check_match(suite, env, session.spec)
             return session.spec, env.score

@@ -46,6 +46,7 @@ class EvalSuite(Section):
     first_seed: int = EVALUATION_SEED
     episodes: Count = 100
     max_steps: Count
+    options: Mapping[str, Scalar] = Field(default_factory=dict)  # of the pipeline, chosen when a session is opened
     execution_horizon: Count | None = None  # None: the pipeline's own
     frame_key: str | None = None  # observation that predicted frames show
     predictions: Predictions = Predictions()

@@ -31,7 +31,7 @@ def same_threads() -> object:
     assert torch.get_num_threads() == before, "a bench left torch with other threads"
 
 
-@pytest.mark.parametrize("name", ["world", "state", "tick", "context", "serve"])
+@pytest.mark.parametrize("name", ["world", "state", "tick", "context", "serve", "plan"])
 def test_every_row_runs(name: str, settings: Settings) -> None:
     bench = find(name)
     results = bench.run(settings=settings)

@@ -36,6 +36,13 @@ def test_success_executes_chunks_and_reports_what_was_executed() -> None:
     assert (server.opened, server.closed) == ([S], 1)
 
 
+def test_a_session_is_opened_with_the_suite_s_options() -> None:
+    server = ToyServer()
+    run_one(server)
+    run_one(server, options={"samples": 4})
+    assert server.options == [{}, {"samples": 4}]
+
+
 def test_failure_runs_to_the_limit() -> None:
     result = run_one(ToyServer(lost=frozenset({S})), max_steps=10)
     assert (result.outcome, result.steps, result.reason) == (Outcome.FAILURE, 10, "")

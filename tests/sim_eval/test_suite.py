@@ -14,7 +14,7 @@ from omni_loop_sim_eval.suite import check_match, load_suite
 from .toy import SPEC, ToyEnv, toy_suite
 
 
-@pytest.mark.parametrize("name", ["pusht-image", "pusht-state", "demo"])
+@pytest.mark.parametrize("name", ["pusht-image", "pusht-state", "pusht-plan", "demo"])
 def test_shipped_suites_are_unseen_and_fit_what_is_shipped(name: str) -> None:
     suite = load_suite(name)
     assert suite.name == name

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from omni_loop.env import EVALUATION_SEED, BaseEnv, EnvStep
 from omni_loop.errors import StageFailed, UnknownName
+from omni_loop.messages import Scalar
 from omni_loop.types import (
     ActionChunk,
     Array,
@@ -103,6 +104,7 @@ class ToyServer:
     actions: Callable[[NDArray[np.float32]], NDArray[np.float32]] = lambda a: a
     refuse_close: bool = False
     opened: list[int] = field(default_factory=list)
+    options: list[Mapping[str, Scalar]] = field(default_factory=list)  # of the same sessions
     closed: int = 0
     clients: int = 0
     served: int = 0  # how often a command would have started a server
@@ -118,12 +120,21 @@ class ToyClient:
     def __init__(self, server: ToyServer) -> None:
         self._server = server
 
-    def open(self, pipeline: str, *, prompt: str = "", seed: int | None = None, keys: Sequence[str] = ()) -> ToySession:
+    def open(
+        self,
+        pipeline: str,
+        *,
+        prompt: str = "",
+        seed: int | None = None,
+        keys: Sequence[str] = (),
+        options: Mapping[str, Scalar] | None = None,
+    ) -> ToySession:
         if pipeline != "toy":
             raise UnknownName(f"no pipeline is called {pipeline!r}. Did you mean 'toy'?")
         assert seed is not None
         with self._server.lock:
             self._server.opened.append(seed)
+            self._server.options.append(dict(options or {}))
         return ToySession(self._server, seed)
 
     def close(self) -> None:
