@@ -1,9 +1,9 @@
 """A stage's committed state as plain arrays and facts, and back: for snapshots and for another runner.
 
 Of a paged KV ``kv``: the array ``kv.blocks [layers, 2, n, block_size, kv_heads, head_dim]`` and the facts ``kv.sink``
-and ``kv.window`` (blocks in each), ``kv.end`` (position in blocks) and ``kv.observed`` (JSON: runs of observed positions). Of a
-tensor its value, of a ring ``[n, *shape]``, of a counter a fact. What comes in is checked against the specs as a whole
-before anything is allocated.
+and ``kv.window`` (blocks in each), ``kv.end`` (position in blocks) and ``kv.observed`` (JSON: runs of observed
+positions). Of a tensor its value, of a ring ``[n, *shape]``, of a counter a fact. What comes in is checked against the
+specs as a whole before anything is allocated.
 """
 
 from __future__ import annotations
