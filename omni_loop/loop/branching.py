@@ -167,8 +167,7 @@ class Branching(Sessions):
         gone = [e for e in errors if isinstance(e, StateError) and e.reason is Reason.BAD_REQUEST]
         if aside:
             if errors:
-                await live.become(aside)
-                log.kept.clear()  # what comes back has no past on the runners
+                await self._become(live, aside)
             await close_all(runners, aside)
         if not errors:
             return True
@@ -182,6 +181,14 @@ class Branching(Sessions):
         step = version.position.step
         text = f"the state of step {step} made room for others, and there is no way back: {_reachable(log.steps())}"
         raise StateError(text, reason=Reason.BAD_REQUEST)
+
+    async def _become(self, live: Live, other: str) -> None:
+        try:
+            await live.become(other)
+        except Exception as error:
+            self._lose(live, None, error)
+            raise
+        live.session.log.kept.clear()  # what comes back has no past on the runners
 
     async def _snapshot(self, live: Live, store: SnapshotStore, name: str) -> int:
         s, machine = live.session, live.session.machine

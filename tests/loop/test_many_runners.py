@@ -13,7 +13,7 @@ import pytest
 
 from omni_loop import registry
 from omni_loop.clock import FakeClock
-from omni_loop.config import Deployment, RunnerConfig, SessionConfig
+from omni_loop.config import Deployment, Pools, RunnerConfig, SessionConfig, SnapshotConfig
 from omni_loop.connect.shm import ShmConnector
 from omni_loop.errors import ConfigError, Reason, ServerUnavailable, StateError, UnknownName, UnknownSession
 from omni_loop.loop.orchestrator import Orchestrator
@@ -21,7 +21,8 @@ from omni_loop.loop.pipeline import Edge, Plan, StageDef
 from omni_loop.messages import PayloadKind
 from omni_loop.types import Op
 
-from .toy import TOY, Gate, Script, _factory, infer, predict, recondition, toy
+from .toy import TOY, Gate, Script, Toy, _factory, infer, predict, recondition, toy
+from .walker import ONE, WALKER, plain, walk
 
 SPREAD = (("context",), ("act",), ("frames",))
 
@@ -62,6 +63,48 @@ async def test_a_stage_in_a_process_of_its_own_gives_the_same(monkeypatch: pytes
             finally:
                 await core.stop()
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["local", "shm"])
+async def test_a_session_branches_alike_wherever_its_stages_run(
+    shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a thread, in a process, through shared memory: fork, rewind, save, restore, and rebuild after an eviction."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))  # a spawned process gets our path
+    placed = (RunnerConfig(name="main", connector="shm" if shared else None),)
+    if shared:
+        placed = (*placed, RunnerConfig(name="other", stages=("walker/walk",), placement="process"))
+    stages = tuple(StageDef(s.name, s.kind, f"{plain.__module__}:plain", {"name": s.name}) for s in WALKER.stages)
+    deployment = Deployment(
+        pipelines=("walker",),
+        runners=placed,
+        pools=Pools(blocks=7),
+        snapshots=SnapshotConfig(folder=str(tmp_path)),
+    )
+    with registry.registered(registry.PIPELINES, "walker", replace(WALKER, stages=stages)):
+        core = await Orchestrator.start(deployment)
+        try:
+            t = Toy(core, Script(), [])
+            info = await core.open("walker", seed=5)
+            await walk(t, info, range(9))
+            await core.snapshot(info.id, info.token, "a")
+            child = await core.fork(info.id, info.token)
+            told = [await walk(t, child, range(9, 12))]  # each takes the room of the one before
+            told.append(await walk(t, info, range(9, 12)))
+            back = await core.restore("a")
+            told.append(await walk(t, back, range(9, 12)))
+            await core.close(back.id, back.token)  # its log begins in a snapshot, so that its state may not go
+            told.append(await walk(t, info, range(12, 14)))
+            await core.rewind(info.id, info.token, 4)
+            told.append(await walk(t, info, range(5, 8), first_seq=15))
+        finally:
+            await core.stop()
+    assert told[0] == told[1] == told[2]
+    async with toy(WALKER, ONE) as t:
+        twin = await t.core.open("walker", seed=5)
+        assert (await walk(t, twin, range(14)))[9:] == told[0] + told[3]
+        await t.core.rewind(twin.id, twin.token, 4)
+        assert await walk(t, twin, range(5, 8), first_seq=15) == told[4]
 
 
 async def test_independent_stages_of_one_tick_overlap() -> None:

@@ -100,6 +100,11 @@ ONE = (("walk", "context"),)
 TWO = (("walk",), ("context",))
 
 
+def plain(name: str) -> toy.ToyStage:
+    """A stage that nothing scripts, as a factory that another process can import."""
+    return toy.plain(name)
+
+
 def plan(info: SessionInfo, seq: int, **wanted: object) -> TickRequest:
     return TickRequest(info.id, info.token, seq, Op.PLAN, plan=PlanRequest(**wanted))  # type: ignore[arg-type]
 
