@@ -157,19 +157,61 @@ def train(
         command.train(name, recipe=recipe, data=data, out=out, seed=seed, workers=workers, console=Console())
 
 
-@app.command()
-def check(
+class _Check(TyperGroup):
+    """``check`` names deployments; ``check board`` is a command of its own."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        return super().resolve_command(ctx, args if args[:1] == ["board"] else ["deployments", *args])
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args:
+            args = ["deployments"]
+        return super().parse_args(ctx, args)
+
+
+checks = typer.Typer(cls=_Check, rich_markup_mode="markdown", subcommand_metavar="[DEPLOYMENTS]... | board [OPTIONS]")
+
+
+@checks.callback()
+def check() -> None:
+    """Check deployments before a robot depends on them: configuration, pipelines, checkpoints, placement, port.
+
+    Builds and warms up every stage as the server would, with the memory of its sessions, so a corrupt checkpoint or
+    too small a budget is found here. Without deployments, by name or path, it is everything shipped. Exit code 2 when
+    anything is wrong.
+    """
+
+
+@checks.command("deployments", hidden=True)
+def check_deployments(
     deployments: Annotated[
         list[str] | None,
         typer.Argument(help="Deployments by name or path; none: everything shipped.", show_default=False),
     ] = None,
 ) -> None:
-    """Check deployments before a robot depends on them: configuration, pipelines, checkpoints, placement, port.
-
-    Builds and warms up every stage as the server would, with the memory of its sessions, so a corrupt checkpoint or
-    too small a budget is found here. Exit code 2 when anything is wrong.
-    """
+    """Check deployments before a robot depends on them."""
     from .check import check_all
 
     if not check_all(deployments or config.shipped("serve"), Console(soft_wrap=True)):
         raise typer.Exit(2)
+
+
+@checks.command("board")
+def check_board(
+    rows: Annotated[str, typer.Option(help="Names of rows, such as L3,F6.  [default: every row that is built]")] = "",
+    seed: Annotated[int | None, typer.Option(min=0, help="Of everything drawn.  [default: drawn, printed]")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Whole rows with 50 seeds, not what CI runs.")] = False,
+    json: Annotated[Path | None, typer.Option(help="A file for a line of JSON per row.", show_default=False)] = None,
+) -> None:
+    """Run the reliability board: load held and faults survived, over toy models and the real runtime.
+
+    Prints a line per row, as JSON: name, seed, commit, number, unit, and whether it passed. A row that did not run says
+    "not run". Exit code 1 when a row failed.
+    """
+    from .check import run_board
+
+    if not run_board(rows.split(","), seed, full, json):
+        raise typer.Exit(1)
+
+
+app.add_typer(checks, name="check")

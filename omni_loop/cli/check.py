@@ -1,14 +1,18 @@
-"""The work of ``omni-loop check``: start what the server starts, without listening, and report each step."""
+"""The work of ``omni-loop check``: start what the server starts, without listening, and report each step; or run the
+reliability board."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import platform
 import socket
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib import metadata
+from pathlib import Path
 from typing import TypeVar
 
 from rich.console import Console
@@ -20,6 +24,8 @@ from ..errors import ConfigError, OmniLoopError, Reason, ServerUnavailable, near
 from ..loop.graph import CompiledPipeline, compile_pipeline
 from ..loop.orchestrator import Orchestrator
 from ..loop.pipeline import StageDef
+from ..testing import board
+from . import output
 
 T = TypeVar("T")
 # The package that tells whether an extra is installed.
@@ -64,6 +70,22 @@ def check_all(deployments: Sequence[str], console: Console) -> bool:
         if deployment is not None:
             _check_deployment(deployment, report)
         good &= report.good
+    return good
+
+
+def run_board(rows: Sequence[str], seed: int | None, full: bool, path: Path | None) -> bool:
+    """Run ``rows`` of the reliability board (none: all), a line of JSON each, to ``path`` too. False: one failed."""
+    names = board.chosen(rows)
+    if path is not None:
+        output.file(path, "--json")
+    good = True
+    with contextlib.ExitStack() as stack:
+        file = None if path is None else stack.enter_context(path.open("w", encoding="utf-8"))
+        for line in board.run(names, seed, full):
+            good &= line.verdict != "fail"
+            for out in (sys.stdout, file):
+                if out is not None:
+                    print(line.json(), file=out, flush=True)  # a row may take an hour
     return good
 
 

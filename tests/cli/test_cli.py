@@ -166,3 +166,32 @@ def test_a_command_that_cannot_be_loaded_does_not_hide_the_others(run) -> None:
 
 def test_version(run) -> None:
     assert run("--version").out.startswith("omni-loop 0.")
+
+
+def test_check_board_runs_what_is_asked_for_and_fails_with_it(run, monkeypatch, tmp_path: Path) -> None:
+    from omni_loop.testing import board
+
+    def lines(names, seed, full):
+        verdict = "fail" if seed == 2 else "pass"
+        yield board.Line("F7", seed, "c0ffee", 1.0, "faults", verdict)
+        yield board.Line("L3", seed, "c0ffee", None, "MB", "not run")
+
+    monkeypatch.setattr(board, "run", lines)
+    path = tmp_path / "board.jsonl"
+    good = run("check", "board", "--rows", "F7", "--seed", "1", "--json", str(path))
+    assert (good.code, good.err) == (0, "")
+    assert good.out.splitlines() == path.read_text().splitlines()
+    assert ['"pass": "pass"' in line for line in good.out.splitlines()] == [True, False]
+    assert run("check", "board", "--seed", "2").code == 1
+    unknown = run("check", "board", "--rows", "F99")
+    assert unknown.code == 2
+    assert "the board has no row 'F99'" in unknown.err
+    nowhere = run("check", "board", "--json", "/proc/nowhere/x")
+    assert nowhere.code == 2
+    assert "--json" in nowhere.err
+
+
+def test_a_deployment_is_no_board(run) -> None:
+    ran = run("check", "boart")
+    assert ran.code == 2
+    assert "no shipped deployment is called 'boart'" in ran.out

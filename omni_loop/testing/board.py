@@ -1,0 +1,157 @@
+"""The reliability board: rows by name, each a test with a number, run by one command.
+
+A row is a function of a seed and of whether it is the whole row or the scaled one that CI runs. It returns what it
+measured, or raises :class:`Broken`. A row that is not built, or not asked for, is "not run", never "pass".
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import secrets
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from ..errors import UnknownName, nearest
+
+Verdict = Literal["pass", "fail", "not run"]
+Measure = Callable[[int, bool], float]
+CI_SEEDS, FULL_SEEDS = 3, 50
+
+
+class Broken(Exception):
+    """A row does not hold; the text says what was found."""
+
+
+def expect(true: bool, otherwise: str) -> None:
+    """Raise :class:`Broken` unless ``true``. Not an assert: a board holds under ``python -O`` too."""
+    if not true:
+        raise Broken(otherwise)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """``measure`` is ``module:function``, imported when the row runs; empty: not built. ``repeats``: it is run with
+    several seeds, and its number is the sum; else once. ``below``: what the number must stay under."""
+
+    name: str
+    title: str
+    unit: str = ""
+    measure: str = ""
+    repeats: bool = False
+    below: float | None = None
+
+    def load(self) -> Measure:
+        module, _, function = self.measure.partition(":")
+        found: Measure = getattr(importlib.import_module(f"{__package__}.rows.{module}"), function)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One row's outcome. ``seed``: the first that was run, or the one that failed. ``number`` None: there is none."""
+
+    name: str
+    seed: int
+    commit: str
+    number: float | None
+    unit: str
+    verdict: Verdict
+    why: str = ""
+
+    def json(self) -> str:
+        values = asdict(self)
+        values["pass"] = values.pop("verdict")
+        if not self.why:
+            del values["why"]
+        return json.dumps(values)
+
+
+ROWS: tuple[Row, ...] = (
+    Row("L1", "64 live sessions at 5 Hz"),
+    Row("L2", "512 sessions at 1 Hz, and one too many"),
+    Row("L3", "8 sessions for 24 simulated hours", "MB per simulated hour", "long:measure", below=1.0),
+    Row("L4", "10,000 sessions opened and left"),
+    Row("L5", "a session that floods"),
+    Row("F1", "the connection is cut at every message"),
+    Row("F2", "two clients claim one session"),
+    Row("F3", "a stage is killed"),
+    Row("F4", "a stage hangs"),
+    Row("F5", "consumers that are slow or stopped"),
+    Row("F6", "out of KV blocks", "refusals and evictions survived", repeats=True),
+    Row("F7", "model outputs that cannot be", "faults survived", "outputs:measure", repeats=True),
+    Row("F8", "observations doubled, late, reordered, stale or missing"),
+    Row("F9", "the wall clock jumps"),
+    Row("F10", "the disk is full while recording"),
+    Row("F11", "a snapshot is corrupt", "corruptions found", repeats=True),
+    Row("F12", "SIGTERM under load"),
+    Row("F13", "the server is killed"),
+    Row("F14", "TCP delays, cuts and flips"),
+    Row("B1", "codec fuzz"),
+    Row("B2", "valid messages on a live server"),
+    Row("B3", "named bad inputs"),
+    Row("B4", "raw HTTP/2 garbage"),
+    Row("B5", "bad configuration"),
+    Row("S1", "TLS"),
+    Row("S2", "every call needs a token"),
+    Row("S3", "no code from data"),
+    Row("S4", "names stay inside their root"),
+    Row("S5", "bombs"),
+    Row("S6", "exhaustion"),
+    Row("S7", "nothing leaks out"),
+    Row("S8", "supply"),
+)
+
+
+def chosen(names: Iterable[str]) -> tuple[str, ...]:
+    """``names`` of rows, each known; none: all. UnknownName otherwise."""
+    known = [row.name for row in ROWS]
+    wanted = tuple(dict.fromkeys(name.strip().upper() for name in names if name.strip()))
+    for name in wanted:
+        if name not in known:
+            raise UnknownName(f"the board has no row {name!r}.{nearest(name, known)}")
+    return wanted or tuple(known)
+
+
+def run(names: Sequence[str] = (), seed: int | None = None, full: bool = False) -> Iterator[Line]:
+    """A line for every row of the board, in order; rows not named are not run. ``seed`` None: one is drawn."""
+    wanted = set(chosen(names))
+    first = secrets.randbelow(1 << 31) if seed is None else seed
+    at = commit()
+    for row in ROWS:
+        if row.name in wanted and row.measure:
+            yield run_row(row, first, full, at)
+        else:
+            yield Line(row.name, first, at, None, row.unit, "not run")
+
+
+def run_row(row: Row, seed: int, full: bool, at: str) -> Line:
+    """Run one row that is built, with ``seed`` and those after it. Whatever it raises is a failure."""
+    count = (FULL_SEEDS if full else CI_SEEDS) if row.repeats else 1
+    number, now = 0.0, seed
+    try:
+        measure = row.load()
+        for now in range(seed, seed + count):
+            number += measure(now, full)
+        if row.below is not None:
+            expect(number < row.below, f"{number:g} {row.unit}, expected less than {row.below:g}")
+    except Exception as e:  # the board goes on, and says what it met
+        why = str(e) if isinstance(e, Broken) else f"{type(e).__name__}: {e}"
+        return Line(row.name, now, at, number, row.unit, "fail", why)
+    return Line(row.name, seed, at, number, row.unit, "pass")
+
+
+def commit() -> str:
+    """The commit this code is of, "-dirty" when it was changed since; outside of a repository its version."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude", "*"]
+    try:
+        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        done = None
+    if done is None or done.returncode:
+        return metadata.version("omni-loop")
+    return done.stdout.strip()
