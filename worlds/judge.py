@@ -5,18 +5,24 @@ Shapes: ``n`` futures, ``h`` steps, ``p`` tokens a frame, ``c`` numbers a token;
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
+
+from omni_loop.errors import UnknownName, nearest
 
 from .codec import FrameCodec
 from .context import layout
 from .context.decode import Reading, read_instruction, read_tick
 from .context.llama import ContextModel
 
-Measure = Literal["points", "latents"]
+MEASURES = ("points", "latents")
 AGENT_WEIGHT = 0.2  # of the agent's distance against that of a keypoint of the T
+
+
+def check_measure(name: str) -> None:
+    """Raise UnknownName unless ``name`` is one of :data:`MEASURES`."""
+    if name not in MEASURES:
+        raise UnknownName(f"no distance to a goal is called {name!r}.{nearest(name, MEASURES)}")
 
 
 class GoalCost:
@@ -28,8 +34,9 @@ class GoalCost:
     the shapes overlap.
     """
 
-    def __init__(self, codec: FrameCodec, goal: Tensor, measure: Measure = "points") -> None:
-        """``goal [p, c]``: latents of the frame to reach."""
+    def __init__(self, codec: FrameCodec, goal: Tensor, measure: str = "points") -> None:
+        """``goal [p, c]``: latents of the frame to reach. Raises UnknownName when ``measure`` is none."""
+        check_measure(measure)
         self._codec, self._goal, self._measure = codec, goal, measure
         self._points = self._read(goal[None])[0]
 

@@ -183,6 +183,20 @@ def test_there_must_be_a_frame(stage: FramesStage, images: Images) -> None:
     driver.close()
 
 
+def test_the_distance_to_a_goal_is_an_option(small_checkpoints: Path, images: Images) -> None:
+    with pytest.raises(UnknownName, match="Did you mean 'latents'"):
+        frames(checkpoints=str(small_checkpoints), plan_cost="latent")
+    other = Driver(frames(checkpoints=str(small_checkpoints), denoise_steps=1, plan_cost="latents"))
+    other.open("s", seed=SEED)
+    seen = Payload(PayloadKind.OBSERVATION, {"image": images[:1], "executed": np.zeros((0, 2), np.float32)})
+    other.tick("s", 0, Ask({"observation": seen}, Op.RECONDITION, REAL - 1, {"first_step": REAL - 1}))
+    by_latents = other.run("s", 1, ask(images[-1]))
+    latents = torch.as_tensor(by_latents["latents"].arrays["latents"])[-1]
+    goal = encode(other.stage.codec, images[-1:])[0]  # type: ignore[attr-defined]
+    assert by_latents["plan"].meta["cost"] == pytest.approx(float((latents - goal).square().mean().sqrt()), rel=1e-4)
+    other.close()
+
+
 def chunks_ask(stage: FramesStage, image: Images, chunks: Any, tick_step: int = 8) -> Ask:
     seen = encode(stage.codec, image[None])
     inputs = {
@@ -245,7 +259,7 @@ def test_costs_know_the_goal(stage: FramesStage, images: Images) -> None:
     latents = encode(stage.codec, images)
     futures = latents[:, None].expand(-1, 2, -1, -1)
     for measure in ("points", "latents"):
-        costs = GoalCost(stage.codec, latents[2], measure)(futures, torch.zeros(len(images), 2, 2))  # type: ignore[arg-type]
+        costs = GoalCost(stage.codec, latents[2], measure)(futures, torch.zeros(len(images), 2, 2))
         assert costs.shape == (len(images),)
         assert costs.argmin() == 2
         assert float(costs[2]) == pytest.approx(0, abs=1e-4)

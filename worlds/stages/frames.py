@@ -32,12 +32,18 @@ from .shared import checkpoint, codec_of, encode, images_of, to_unit
 
 
 class FramesStage:
-    """See the module's text. ``max_predict`` bounds the frames of one tick, and with it its scratch."""
+    """See the module's text. ``max_predict`` bounds the frames of one tick, and with it its scratch; ``plan_cost`` is
+    how far plans think a goal is: by ``points`` of the scene or by ``latents``."""
 
     kind = StageKind.FRAMES
 
     def __init__(
-        self, checkpoints: str = "", device: str = "cpu", max_predict: int = 16, denoise_steps: int = 0
+        self,
+        checkpoints: str = "",
+        device: str = "cpu",
+        max_predict: int = 16,
+        denoise_steps: int = 0,
+        plan_cost: str = "points",
     ) -> None:
         folder = checkpoint("world", checkpoints)
         config = load_config(folder, DiTConfig)
@@ -47,7 +53,7 @@ class FramesStage:
         self.codec = codec_of(checkpoint("codec", checkpoints), device)
         self.steps = denoise_steps or config.denoise_steps
         self.max_predict, self.device, self.revision = max_predict, device, revision(folder)
-        self.planner = Planner(self.model, self.codec, self.revision, checkpoints, device, max_predict)
+        self.planner = Planner(self.model, self.codec, self.revision, checkpoints, device, max_predict, plan_cost)
 
     def state_specs(self) -> Mapping[str, StateSpec]:
         c = self.model.config

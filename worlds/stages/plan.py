@@ -21,7 +21,7 @@ from ..codec import FrameCodec
 from ..context.perceive import INSTRUCTION, load_context
 from ..dit import DiT
 from ..futures import Futures, first_frame
-from ..judge import GoalCost, Judge, ProgressCost
+from ..judge import GoalCost, Judge, ProgressCost, check_measure
 from ..plan import Cost, Found, Search, SearchConfig, planning
 from .shared import TABLE_HALF, checkpoint, codec_of, encode, tensor_of, to_px, to_unit
 
@@ -66,10 +66,21 @@ def judge_of(checkpoints: str, device: str) -> Judge:
 
 
 class Planner:
-    """Part of the frames stage; shares its weights. ``max_predict`` bounds the steps of a future."""
+    """Part of the frames stage; shares its weights. ``max_predict`` bounds the steps of a future; ``measure`` is the
+    distance to a goal, see :class:`~..judge.GoalCost`."""
 
-    def __init__(self, model: DiT, codec: FrameCodec, revision: str, checkpoints: str, device: str, max_predict: int):
-        self._model, self._codec, self._revision = model, codec, revision
+    def __init__(
+        self,
+        model: DiT,
+        codec: FrameCodec,
+        revision: str,
+        checkpoints: str,
+        device: str,
+        max_predict: int,
+        measure: str = "points",
+    ) -> None:
+        check_measure(measure)
+        self._model, self._codec, self._revision, self._measure = model, codec, revision, measure
         self._checkpoints, self._device, self._max_predict = checkpoints, device, max_predict
 
     def plan(self, item: StageItem) -> Work:
@@ -146,7 +157,7 @@ class Planner:
         image, size = tensor_of(goal), self._codec.config.frame_size
         if image.shape != (size, size, 3) or image.dtype != torch.uint8:
             raise TensorError(f"'goal' is {image.dtype}{list(image.shape)}, expected uint8[{size}, {size}, 3]")
-        return GoalCost(self._codec, encode(self._codec, image[None])[0])
+        return GoalCost(self._codec, encode(self._codec, image[None])[0], self._measure)
 
     def _search(
         self, item: StageItem, search: Search, futures: Futures, cost: Cost, budget_ms: float
