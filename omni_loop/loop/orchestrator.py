@@ -94,7 +94,7 @@ class Orchestrator(Branching):
             StateError: stale seq, a step the session cannot take, closed or lost. Exhausted: too many ticks wait.
             DeadlineExceeded, StageFailed, PayloadError, ServerUnavailable: the tick was undone.
         """
-        arrived = self._clock.now()
+        arrived = self._clock.now() - 1e-3 * request.spent_ms
         live = self._find(request.session, request.token)
         leave = functools.partial(self._end_flight, live)
         flight = live.flights.get(request.seq)

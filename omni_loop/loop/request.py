@@ -53,6 +53,7 @@ class TickRequest:
     frames: int = 0
     deadline_ms: float = 0.0
     plan: PlanRequest | None = None
+    spent_ms: float = 0.0  # since the request's bytes came: counted into the answer's timings
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
@@ -36,10 +37,10 @@ class Decoder:
     async def parse(self, kind: type[M], raw: bytes) -> M:
         return await self._off_loop(len(raw) > INLINE_BYTES, codec.parse, kind, raw, self.limits)
 
-    async def tick(self, info: SessionInfo, message: Ask, nbytes: int) -> TickRequest:
-        """What ``message``, of ``nbytes``, asks of the session."""
+    async def tick(self, info: SessionInfo, message: Ask, nbytes: int, began: float) -> TickRequest:
+        """What ``message``, of ``nbytes`` that came at ``began`` (of ``time.perf_counter``), asks of the session."""
         heavy = nbytes > INLINE_BYTES or _has_images(message)
-        return await self._off_loop(heavy, _tick, info, message, self.limits)
+        return await self._off_loop(heavy, _tick, info, message, self.limits, began)
 
     async def encode(self, result: TickResult) -> pb.TickReply:
         heavy = result.frames is not None and result.frames.frames.nbytes > INLINE_BYTES
@@ -59,9 +60,9 @@ def _has_images(message: Ask) -> bool:
     return isinstance(message, pb.PlanRequest) and message.goal.encoding != pb.ENCODING_RAW
 
 
-def _tick(info: SessionInfo, message: Ask, limits: codec.Limits) -> TickRequest:
+def _tick(info: SessionInfo, message: Ask, limits: codec.Limits, began: float) -> TickRequest:
     if isinstance(message, pb.Observation):
-        return _infer(info, message, limits)
+        return _infer(info, message, limits, began)
     if isinstance(message, pb.PredictRequest):
         predict = codec.decode_predict(message, info.spec, limits)
         return TickRequest(
@@ -72,6 +73,7 @@ def _tick(info: SessionInfo, message: Ask, limits: codec.Limits) -> TickRequest:
             actions=predict.actions,
             steps=predict.steps,
             deadline_ms=predict.deadline_ms,
+            spent_ms=_since(began),
         )
     if isinstance(message, pb.ReconditionRequest):
         run = codec.decode_recondition(message, info.spec, info.observation_keys, limits)
@@ -84,11 +86,12 @@ def _tick(info: SessionInfo, message: Ask, limits: codec.Limits) -> TickRequest:
             arrays=run.arrays,
             executed=run.executed,
             deadline_ms=run.deadline_ms,
+            spent_ms=_since(began),
         )
-    return _plan(info, message, limits)
+    return _plan(info, message, limits, began)
 
 
-def _infer(info: SessionInfo, message: pb.Observation, limits: codec.Limits) -> TickRequest:
+def _infer(info: SessionInfo, message: pb.Observation, limits: codec.Limits, began: float) -> TickRequest:
     observation = codec.decode_observation(message, info.spec, info.observation_keys, limits)
     return TickRequest(
         session=info.id,
@@ -100,10 +103,11 @@ def _infer(info: SessionInfo, message: pb.Observation, limits: codec.Limits) -> 
         executed=observation.executed,
         frames=observation.frames,
         deadline_ms=observation.deadline_ms,
+        spent_ms=_since(began),
     )
 
 
-def _plan(info: SessionInfo, message: pb.PlanRequest, limits: codec.Limits) -> TickRequest:
+def _plan(info: SessionInfo, message: pb.PlanRequest, limits: codec.Limits, began: float) -> TickRequest:
     plan = codec.decode_plan(message, info.spec, limits)
     return TickRequest(
         session=info.id,
@@ -111,6 +115,7 @@ def _plan(info: SessionInfo, message: pb.PlanRequest, limits: codec.Limits) -> T
         seq=plan.seq,
         op=Op.PLAN,
         deadline_ms=plan.deadline_ms,
+        spent_ms=_since(began),
         plan=PlanRequest(
             horizon=plan.horizon,
             candidates=plan.candidates,
@@ -121,3 +126,7 @@ def _plan(info: SessionInfo, message: pb.PlanRequest, limits: codec.Limits) -> T
             init=plan.init,
         ),
     )
+
+
+def _since(began: float) -> float:
+    return 1e3 * (time.perf_counter() - began)

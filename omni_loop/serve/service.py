@@ -6,9 +6,10 @@ bytes, so that a message that does not parse is answered like any other bad inpu
 
 from __future__ import annotations
 
-import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,8 +18,8 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from ..errors import InvalidInput, OmniLoopError, Reason, ServerUnavailable, UnknownSession
-from ..loop.request import SessionInfo, SessionSummary, TickRequest
-from ..types import SessionSpec, TickResult
+from ..loop.request import SessionInfo, SessionSummary
+from ..types import SessionSpec
 from ..wire import codec
 from ..wire import loop_pb2 as pb
 from .refusal import Context, public, refuse
@@ -26,12 +27,19 @@ from .requests import Ask, Decoder
 from .stream import Connection
 
 if TYPE_CHECKING:
-    from ..loop.flight import OnPart
     from ..loop.orchestrator import Orchestrator
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Loop"].full_name
 
 M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request's size, and when its bytes came (of ``time.perf_counter``)."""
+
+    nbytes: int
+    began: float
 
 
 class LoopService:
@@ -43,7 +51,6 @@ class LoopService:
         self.orchestrator: Orchestrator | None = None
         self.draining = False
         self._streams: dict[str, Connection] = {}
-        self._ticks: set[asyncio.Task[TickResult]] = set()
 
     def handler(self) -> grpc.GenericRpcHandler:
         """What a ``grpc.aio`` server adds."""
@@ -93,14 +100,6 @@ class LoopService:
         except OmniLoopError:
             return 0
 
-    def start_tick(self, request: TickRequest, on_part: OnPart | None = None) -> asyncio.Task[TickResult]:
-        """The tick, to be awaited under a shield: it runs to its end even if the caller goes away, and its answer
-        is kept for a repeat of the seq. Ticks reach the orchestrator in the order of these calls."""
-        task = asyncio.create_task(self.core.tick(request, on_part))
-        self._ticks.add(task)
-        task.add_done_callback(self._end_tick)
-        return task
-
     async def reset(self, request: pb.ResetRequest, info: SessionInfo) -> pb.ResetReply:
         prompt = request.prompt if request.HasField("prompt") else None
         if prompt is not None:
@@ -116,13 +115,14 @@ class LoopService:
     # Calls -----------------------------------------------------------------------------------------------
 
     def _unary(
-        self, kind: type[M], method: Callable[[M, int], Awaitable[Message]]
+        self, kind: type[M], method: Callable[[M, Call], Awaitable[Message]]
     ) -> grpc.RpcMethodHandler[bytes, bytes]:
         async def call(raw: bytes, context: Context) -> bytes:
             message: M | None = None
+            received = Call(len(raw), time.perf_counter())
             try:
                 message = await self.decoder.parse(kind, raw)
-                reply = await method(message, len(raw))
+                reply = await method(message, received)
                 return reply.SerializeToString()
             except Exception as error:
                 refusal = public(error, kind.DESCRIPTOR.name.removesuffix("Request"))
@@ -131,7 +131,7 @@ class LoopService:
 
         return grpc.unary_unary_rpc_method_handler(call)
 
-    async def _server_info(self, request: pb.GetServerInfoRequest, nbytes: int) -> pb.GetServerInfoReply:
+    async def _server_info(self, request: pb.GetServerInfoRequest, call: Call) -> pb.GetServerInfoReply:
         core = self.orchestrator
         return pb.GetServerInfoReply(
             version=_version(),
@@ -141,7 +141,7 @@ class LoopService:
             ready=core is not None and core.ready and not self.draining,
         )
 
-    async def _open(self, request: pb.OpenSessionRequest, nbytes: int) -> pb.OpenSessionReply:
+    async def _open(self, request: pb.OpenSessionRequest, call: Call) -> pb.OpenSessionReply:
         self._refuse_when_draining()
         codec.check_open(request, self.limits)
         _check_digest(request, self.core.specs)
@@ -149,21 +149,21 @@ class LoopService:
         keys, options = tuple(request.observation_keys), dict(request.options)
         return _opened(await self.core.open(request.pipeline, seed, request.prompt, keys, options))
 
-    async def _fork(self, request: pb.ForkRequest, nbytes: int) -> pb.OpenSessionReply:
+    async def _fork(self, request: pb.ForkRequest, call: Call) -> pb.OpenSessionReply:
         self._refuse_when_draining()
         seed = request.seed if request.HasField("seed") else None
         return _opened(await self.core.fork(request.session.session, request.session.resume_token, seed))
 
-    async def _restore(self, request: pb.RestoreRequest, nbytes: int) -> pb.OpenSessionReply:
+    async def _restore(self, request: pb.RestoreRequest, call: Call) -> pb.OpenSessionReply:
         self._refuse_when_draining()
         return _opened(await self.core.restore(codec.check_snapshot_name(request.name)))
 
-    async def _snapshot(self, request: pb.SnapshotRequest, nbytes: int) -> pb.SnapshotReply:
+    async def _snapshot(self, request: pb.SnapshotRequest, call: Call) -> pb.SnapshotReply:
         info = self.info(request.session)
         written = await self.core.snapshot(info.id, info.token, codec.check_snapshot_name(request.name))
         return pb.SnapshotReply(bytes=written)
 
-    async def _list_sessions(self, request: pb.ListSessionsRequest, nbytes: int) -> pb.ListSessionsReply:
+    async def _list_sessions(self, request: pb.ListSessionsRequest, call: Call) -> pb.ListSessionsReply:
         codec.check_list(request, self.limits)
         summaries = {summary.id: summary for summary in self.core.list_sessions()}
         shown = [summaries[ref.session] for ref in request.sessions if self._owns(ref) and ref.session in summaries]
@@ -183,30 +183,26 @@ class LoopService:
         if self.draining:
             raise ServerUnavailable("the server is about to stop and opens no sessions", reason=Reason.DRAINING)
 
-    async def _answer(self, info: SessionInfo, message: Ask, nbytes: int) -> pb.TickReply:
-        request = await self.decoder.tick(info, message, nbytes)
-        return await self.decoder.encode(await asyncio.shield(self.start_tick(request)))
+    async def _answer(self, info: SessionInfo, message: Ask, call: Call) -> pb.TickReply:
+        request = await self.decoder.tick(info, message, call.nbytes, call.began)
+        # Kept: a caller that goes away finds the answer when it asks for the seq again.
+        return await self.decoder.encode(await self.core.tick(request, keep=True))
 
-    def _end_tick(self, task: asyncio.Task[TickResult]) -> None:
-        self._ticks.discard(task)
-        if not task.cancelled():
-            task.exception()  # seen: whoever waited has it, and a caller that left wants no report
-
-    async def _infer(self, request: pb.InferRequest, nbytes: int) -> pb.TickReply:
-        return await self._answer(self.info(request.session), request.observation, nbytes)
+    async def _infer(self, request: pb.InferRequest, call: Call) -> pb.TickReply:
+        return await self._answer(self.info(request.session), request.observation, call)
 
     async def _tick(
-        self, request: pb.PredictRequest | pb.ReconditionRequest | pb.PlanRequest, nbytes: int
+        self, request: pb.PredictRequest | pb.ReconditionRequest | pb.PlanRequest, call: Call
     ) -> pb.TickReply:
-        return await self._answer(self.info(request.session), request, nbytes)
+        return await self._answer(self.info(request.session), request, call)
 
-    async def _reset(self, request: pb.ResetRequest, nbytes: int) -> pb.ResetReply:
+    async def _reset(self, request: pb.ResetRequest, call: Call) -> pb.ResetReply:
         return await self.reset(request, self.info(request.session))
 
-    async def _rewind(self, request: pb.RewindRequest, nbytes: int) -> pb.RewindReply:
+    async def _rewind(self, request: pb.RewindRequest, call: Call) -> pb.RewindReply:
         return await self.rewind(request, self.info(request.session))
 
-    async def _close(self, request: pb.CloseRequest, nbytes: int) -> pb.CloseReply:
+    async def _close(self, request: pb.CloseRequest, call: Call) -> pb.CloseReply:
         info = self.info(request.session)
         await self.core.close(info.id, info.token)
         return pb.CloseReply()

@@ -8,6 +8,7 @@ place among the ``IN_FLIGHT`` until its last answer is written, so a client that
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, cast
 
@@ -20,6 +21,7 @@ from .refusal import Context, public
 from .requests import Ask
 
 if TYPE_CHECKING:
+    from ..loop.flight import OnPart
     from .service import LoopService
 
 IN_FLIGHT = 4
@@ -99,6 +101,7 @@ class Connection:
             self._between = False
             if raw is None:
                 return
+            began = time.perf_counter()
             await self._room.acquire()
             seq = 0
             try:
@@ -113,7 +116,7 @@ class Connection:
                     self._put(pb.ServerMessage(skipped=pb.Skipped(seq=seq, reason=DUPLICATE)), last=True)
                     continue
                 info = self._service.info(self._ref)
-                self._start(await self._service.decoder.tick(info, request_message, len(raw)))
+                self._start(await self._service.decoder.tick(info, request_message, len(raw), began))
             except Exception as error:
                 self._put_error(public(error, "Stream"), seq)
 
@@ -125,12 +128,14 @@ class Connection:
             parts.append(part)
             self._put(pb.ServerMessage(tick=codec.encode_result(part)))
 
-        tick = self._service.start_tick(request, on_part if request.frames else None)
-        self._running[request.seq] = asyncio.create_task(self._answer(request, tick, parts))
+        listener = on_part if request.frames else None
+        # Tasks begin in the order they were made.
+        self._running[request.seq] = asyncio.create_task(self._answer(request, listener, parts))
 
-    async def _answer(self, request: TickRequest, tick: asyncio.Task[TickResult], parts: list[TickResult]) -> None:
+    async def _answer(self, request: TickRequest, on_part: OnPart | None, parts: list[TickResult]) -> None:
         try:
-            result = await asyncio.shield(tick)
+            # Kept: a client that comes back finds the answer when it asks for the seq again.
+            result = await self._service.core.tick(request, on_part, keep=True)
             if parts:
                 self._put(pb.ServerMessage(frames=_frames_of(result)), last=True)
             else:

@@ -27,6 +27,7 @@ from ..errors import (
     nearest,
 )
 from ..loop.request import SessionInfo, SessionSummary, TickRequest
+from ..loop.tick import eager
 from ..messages import Scalar
 from ..types import (
     ActionChunk,
@@ -86,6 +87,7 @@ class ToyCore:
         self.entered = asyncio.Event()  # set when a tick has begun
         self.computed = 0
         self.requests: list[TickRequest] = []
+        self._kept: set[asyncio.Task[TickResult]] = set()
         self.stopped = False
         self.live: dict[str, _Live] = {}
         self.snapshots: dict[str, _Live] = {}
@@ -118,7 +120,17 @@ class ToyCore:
         self.live[info.id] = _Live(info, options or {})
         return info
 
-    async def tick(self, request: TickRequest, on_part: Callable[[TickResult], None] | None = None) -> TickResult:
+    async def tick(
+        self, request: TickRequest, on_part: Callable[[TickResult], None] | None = None, *, keep: bool = False
+    ) -> TickResult:
+        if not keep:
+            return await self._tick(request, on_part)
+        task = eager(self._tick(request, on_part))  # its turn is that of the call
+        self._kept.add(task)
+        task.add_done_callback(self._kept.discard)
+        return await asyncio.shield(task)
+
+    async def _tick(self, request: TickRequest, on_part: Callable[[TickResult], None] | None) -> TickResult:
         live = self._find(request.session, request.token)
         async with live.turn:
             self.entered.set()

@@ -31,7 +31,6 @@ async def server(deployment: Deployment, core: ToyCore) -> AsyncIterator[Server]
     core.gate.set()
     await server.stop(1.0)
     assert core.stopped
-    assert not server.service._ticks
     assert not server.service._streams
 
 
