@@ -103,6 +103,19 @@ def test_a_batch_takes_the_oldest_and_no_more_than_it_may() -> None:
     bed.close()
 
 
+def test_a_stage_with_endless_work_starves_no_other(bed: Bed) -> None:
+    bed.open("a", "b", "c")
+    slow, other = bed.add(bed.run("b", 1, "p/s", passes=3)), bed.add(bed.run("c", 1, "p/b"))
+    for tick in range(1, 10):
+        bed.add(bed.run("a", tick))
+        bed.add(Discard("a", 0, tick, ("p/a",)))
+    while slow not in bed.answers:
+        bed.step()
+    assert other in bed.answers
+    assert len(log(bed)) <= 4
+    bed.work()
+
+
 def test_a_session_that_floods_delays_nobody(bed: Bed) -> None:
     bed.open("a", "b")
     for tick in range(1, 6):

@@ -69,6 +69,21 @@ def test_who_waits_too_long_is_told_when_to_come_back(bed: Bed) -> None:
     bed.work()
 
 
+def test_being_tried_in_vain_does_not_prolong_the_wait(bed: Bed) -> None:
+    bed.add(bed.run("a", 1, blocks=4))
+    late = bed.add(bed.run("b", 1, blocks=4))
+    bed.work()
+    bed.clock.now += 60 * MS
+    bed.now(CloseSession("d"))
+    assert log(bed)[-1] == ("b",)
+    assert late not in bed.answers
+    bed.clock.now += 40 * MS
+    bed.work()
+    assert error_of(bed.answers[late]) == NO_ROOM
+    bed.commit("a", 1)
+    bed.work()
+
+
 def test_who_could_wait_for_nobody_is_refused_at_once(bed: Bed) -> None:
     bed.add(bed.run("a", 1, blocks=4))
     bed.work()
