@@ -49,7 +49,18 @@ class KVCell(Cell):
     def sink_length(self) -> int:
         return self.table.layout.sink * self.pool.spec.block_size
 
-    def gather(self) -> Tensor:
+    @property
+    def tables(self) -> int:
+        """Tables of the pool that this holds: its own and those of its branches."""
+        return 1 + sum(branch.tables for branch in self._branches)
+
+    def gather(self, last: int | None = None) -> Tensor:
+        blocks = self.table.layout.blocks
+        if last is not None and last < len(blocks) * self.pool.spec.block_size:
+            block, rest = divmod(last, self.pool.spec.block_size)
+            if rest or block < 0:
+                raise InvalidInput(f"state {self.name!r} is read in blocks of {self.pool.spec.block_size} tokens")
+            return self.pool.read(blocks[len(blocks) - block :]).flatten(2, 3)
         # Denoise steps of one tick read the same context again and again.
         if self._gathered is None:
             self._gathered = self.pool.gather(self.table)

@@ -179,6 +179,10 @@ class Sessions:
         booked = sum(map(len, self._chronicles.values()))
         if kept != booked:
             raise PoolCorrupt(f"{booked} versions on the books, {kept} kept")
+        for (stage, name), pool in self._pools.items():
+            known = [entry.stages[stage].kv(name).tables for entry in self.values() if stage in entry.stages]
+            if sum(known) != pool.stats().tables:
+                raise PoolCorrupt(f"pool {pool.name!r} has {pool.stats().tables} tables, sessions know {sum(known)}")
 
     def _make(self, stage: str, key: Key) -> StageState:
         scope = Scope()

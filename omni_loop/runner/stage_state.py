@@ -38,7 +38,7 @@ class Version:
 
 
 class Chronicle:
-    """Versions of one stage of all sessions, the oldest first: the first to make room."""
+    """Versions of one stage of all sessions, the one that was replaced first first: it is the first to make room."""
 
     __slots__ = ("_states", "keep")
 

@@ -123,6 +123,24 @@ def test_shared_prefixes_and_versions_go_before_sessions() -> None:
     manager.check()
 
 
+def test_the_oldest_version_of_all_sessions_goes_first() -> None:
+    manager = make(blocks=8)
+    for session in ("a", "b"):
+        manager.open(session)
+    for n, session in enumerate("abba"):
+        kv = manager.begin(session, "p/a", n).kv("kv")
+        kv.truncate(0)
+        kv.append(np.full((1, 2, 2, 1, 1), n, np.float32))
+        manager.commit(session, n, ["p/a"])
+    manager.open("new")
+    tick(manager, "new", 1, 9)  # the eight blocks are those of the versions after ticks 0 to 3
+    assert manager.versions("a") == ((0, 0), (0, 3))
+    assert manager.versions("b") == ((0, 2),)  # was replaced before a's
+    tick(manager, "new", 2, 10)
+    assert manager.versions("a") == ((0, 3),)
+    assert gone(manager) == []
+
+
 def test_typed_state_makes_room_too() -> None:
     specs: dict[str, dict[str, StateSpec]] = {"p/a": {"t": TensorSpec((256,))}}
     manager = StateManager(specs, Budget(2, 2 * 2048, evict="any"))
