@@ -88,9 +88,9 @@ class PagedKV(Protocol):
     def sink_length(self) -> int:
         """Of ``length``, tokens in the sink."""
 
-    def gather(self) -> Any:
+    def gather(self, last: int | None = None) -> Any:
         """``float[layers, 2, length, kv_heads, head_dim]`` (key 0, value 1), oldest first; a view or a
-        copy the caller must not write to."""
+        copy the caller must not write to. ``last``: of the last so many tokens, whole blocks, or of all there are."""
 
     def prefix(self, key: bytes, compute: Callable[[], Any]) -> None:
         """Begin an empty cache with the blocks of ``compute() float[layers, 2, n, kv_heads, head_dim]``, which is a

@@ -46,6 +46,16 @@ def test_a_batch_is_every_session_s_own_gather() -> None:
             assert cell.length <= 20
 
 
+def test_the_last_tokens_alone() -> None:
+    _, (cell, _) = make(2)
+    cell.append(kv(2, 2, 12, 2, 3))
+    for last in (0, 4, 8, 12, 16):
+        assert torch.equal(cell.gather(last=last), cell.gather()[:, :, max(0, 12 - last) :])
+    for last in (2, -4):
+        with pytest.raises(InvalidInput, match="'kv' is read in blocks of 4"):
+            cell.gather(last=last)
+
+
 def test_neighbours_are_a_view_for_one_and_for_all() -> None:
     _, cells = make(2)
     for cell in cells:

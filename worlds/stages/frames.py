@@ -85,9 +85,9 @@ class FramesStage:
         else:
             job = self._predict(item)
         ring, c = item.state.ring("recent").items(), self.model.config
-        kv = item.state.kv("kv").gather()  # holds more than the model looks at: see the module's text
-        past = kv[:, :, max(0, kv.shape[2] - (c.window - 1) * c.tokens) :].unsqueeze(2)
-        job.start(self.model.roped_context(past), torch.as_tensor(ring[-1], device=self.device) if ring else None)
+        # More is held than the model looks at: see the module's text.
+        past = item.state.kv("kv").gather(last=(c.window - 1) * c.tokens)
+        job.start(self.model.roped_context(past.unsqueeze(2)), torch.as_tensor(ring[-1], device=self.device) if ring else None)
         return job
 
     def advance(self, jobs: Sequence[Job]) -> Sequence[Exception | None]:
