@@ -12,6 +12,7 @@ from .tick import eager
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
+_CROWDED_MS = 500.0  # by then the ticks that crowd a session out are over
 
 
 class Tasks:
@@ -60,7 +61,8 @@ def public(error: BaseException) -> OmniLoopError:
     """``error`` as it may be shown; anything that is not ours is logged and shown as internal."""
     if isinstance(error, OmniLoopError):
         if error.reason is Reason.EVICTED:  # among ourselves; a client can only wait until there is room
-            return Exhausted("there is no room to keep the session's state while it runs; try again later")
+            text = "there is no room to keep the session's state while it runs; try again later"
+            return Exhausted(text, retry_after_ms=_CROWDED_MS)
         return error
     _log.error("internal error", exc_info=error)
     return StageFailed("the server met an internal error; its log says which")
