@@ -291,6 +291,17 @@ def test_a_stage_that_goes_on_in_its_tick_runs_alone(bed: Bed) -> None:
     assert bed.failed(other).reason == "stage_failed"
 
 
+def test_nobody_joins_a_job_that_must_be_alone(bed: Bed) -> None:
+    bed.open("a", "b")
+    bed.add(bed.run("a", 1, "p/s", passes=1))
+    bed.work()
+    bed.add(bed.run("a", 1, "p/s", passes=2))
+    bed.step()
+    bed.add(bed.run("b", 1, "p/s", passes=1))
+    bed.work()
+    assert log(bed, "p/s") == [("a",), ("a",), ("a",), ("b",)]
+
+
 def test_times_are_of_the_batch_and_waiting_is_until_it_begins() -> None:
     clock = Clock()
     bed = Bed({"p/a": lambda: Logged(clock, 40), "p/s": lambda: Stepped(clock, 10)}, settings(), clock)
