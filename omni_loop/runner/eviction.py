@@ -34,7 +34,8 @@ class Room:
         self._tick_ms = 0.0  # what a committed tick cost, lately
 
     def make_blocks(self, stage: str, name: str, n: int) -> float:
-        """Have ``n`` more blocks of a pool free if that can be; after how many ms a retry may find them otherwise."""
+        """Have ``n`` more blocks of a pool free if that can be, and answer 0; else after how many ms a retry may find
+        them."""
         pool = self._pools[stage, name]
         goal = pool.free_blocks + n
 
@@ -49,7 +50,7 @@ class Room:
         while len(chronicle) and short():
             chronicle.drop_oldest()
         self._evict_while(short, helps, ())
-        return self.patience_ms()
+        return self.patience_ms() if short() else 0.0
 
     def make_bytes(self, nbytes: int, spared: Iterable[str] = ()) -> int:
         """Have ``nbytes`` more fit the budget if that can be; bytes still missing."""

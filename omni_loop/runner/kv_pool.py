@@ -7,6 +7,7 @@ the model gives them (un-roped). A committed block is never written again, so a 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import torch
@@ -49,7 +50,9 @@ class KVPool:
         self.block_bytes = block_bytes(spec, dtype)
         self._references = [0] * num_blocks
         self._provenance = [_FREE] * num_blocks
-        self._free = dict.fromkeys(range(num_blocks - 1, -1, -1))  # ordered; the last one is taken first
+        # In the order they were freed, and taken in that order: what a window drops one by one are neighbours again
+        # when they come back.
+        self._free = OrderedDict.fromkeys(range(num_blocks))
         self._shares = 0  # sum of all reference counts
         self._cached = 0  # blocks that only the prefixes hold
         self._prefixes = Prefixes()
@@ -294,7 +297,7 @@ class KVPool:
                 block = follow
                 del free[block]
             else:
-                block = free.popitem()[0]
+                block = free.popitem(last=False)[0]
             references[block] = 1
             provenance[block] = _SCRATCH
             blocks.append(block)

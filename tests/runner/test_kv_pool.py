@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 
 import pytest
 import torch
@@ -205,8 +206,21 @@ def test_truncate_beyond_the_end_is_refused() -> None:
         pool.truncate(pool.open(), 1)
 
 
+def test_a_window_that_goes_round_stays_in_one_piece_or_two() -> None:
+    pool = KVPool(SPEC, 11)
+    table = pool.open(sink_blocks=0)
+    views = 0
+    for value in range(100):
+        put(pool, table, value)
+        pool.commit(table)
+        blocks = table.committed.blocks
+        assert sum(b != a + 1 for a, b in pairwise(blocks)) <= 1
+        views += is_view(pool, table)
+    assert views > 60
+
+
 def test_scattered_writes_land_where_they_belong() -> None:
-    pool = KVPool(SPEC, 8)
+    pool = KVPool(SPEC, 6)
     tables = [pool.open() for _ in range(4)]
     for i, table in enumerate(tables):
         put(pool, table, i)
