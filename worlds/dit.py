@@ -110,6 +110,7 @@ class Context:
     room: Tensor
     position: list[int]
     tokens: int
+    turn: Rope | None = None  # of the present positions, once a pass has asked for it
 
     @property
     def window(self) -> int:
@@ -123,7 +124,7 @@ class Context:
 
     def keep(self, rows: Sequence[int]) -> None:
         """The present frame of ``rows`` takes its place among those before, over the oldest one when all are filled."""
-        p, past = self.tokens, self.window - 1
+        p, past, self.turn = self.tokens, self.window - 1, None
         places: dict[int, list[int]] = {}
         for row in rows:
             if past:
@@ -302,8 +303,11 @@ class DiT(nn.Module):
         # Of all layers at once: a pass of one session is many small operations.
         m = shared[:, 0] + torch.stack([block.table for block in self._blocks])[:, None]
         m[:, :, ::3] += 1
-        scales = torch.stack([torch.stack([block.q_scale, block.k_scale]) for block in self._blocks])[:, :, None]
-        h, turn, keys = embedded[:, 0], self.turn(context.position), []
+        scales = torch.stack([scale for block in self._blocks for scale in (block.q_scale, block.k_scale)])
+        scales = scales.view(len(self.blocks), 2, 1, -1)
+        if context.turn is None:
+            context.turn = self.turn(context.position)
+        h, turn, keys = embedded[:, 0], context.turn, []
         for block, modulation, scale, room in zip(self._blocks, m.unsqueeze(3), scales, context.seen, strict=True):
             h, k = block.serve(h, modulation, scale, turn, room)
             keys.append(k)

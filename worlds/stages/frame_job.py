@@ -19,13 +19,15 @@ class FrameJob:
     """A tick's frames in order: ``observed`` real ones, then ``imagined`` ones. ``actions [k, a]`` lead to the last
     k of them; to a first frame leads none. Real frames' latents are given, or read from ``images`` first.
 
-    The next pass takes ``x [p, c]`` at noise ``level`` behind ``prev [p, c]``. Level 0 is the clean pass; a denoise
-    step leads all but ``ratio`` of the way from ``x`` to its guess. The session's state is not written before
-    :meth:`store`.
+    The next pass takes ``x [p, c]`` at noise ``level`` behind ``prev [p, c]`` under ``action [a]``, if that is
+    ``known``. Level 0 is the clean pass; a denoise step leads all but ``ratio`` of the way from ``x`` to its guess. The
+    session's state is not written before :meth:`store`.
     """
 
     x: Tensor
     prev: Tensor
+    action: Tensor
+    known: bool
 
     def __init__(
         self,
@@ -73,11 +75,6 @@ class FrameJob:
         return self.context.position[self.row]
 
     @property
-    def action(self) -> Tensor | None:
-        at = len(self._made) - (self._frames - len(self._actions))
-        return self._actions[at] if at >= 0 else None
-
-    @property
     def level(self) -> float:
         return self._steps[self._step][0] if self._step < len(self._steps) else 0.0
 
@@ -107,6 +104,9 @@ class FrameJob:
             assert self._last is not None
             self.x, self._step = torch.randn(self._last.shape, generator=self._generator).to(self._last.device), 0
         self.prev = self.x if self._last is None else self._last  # a first frame stands in for the one before it
+        at = i - (self._frames - len(self._actions))
+        self.known = at >= 0
+        self.action = self._actions[at] if self.known else self._actions.new_zeros(self._actions.shape[1])
 
     def store(self) -> Outputs:
         """Stage blocks and latents of all frames. The output holds the imagined ones, or all when none is."""

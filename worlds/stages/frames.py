@@ -87,7 +87,9 @@ class FramesStage:
         ring, c = item.state.ring("recent").items(), self.model.config
         # More is held than the model looks at: see the module's text.
         past = item.state.kv("kv").gather(last=(c.window - 1) * c.tokens)
-        job.start(self.model.roped_context(past.unsqueeze(2)), torch.as_tensor(ring[-1], device=self.device) if ring else None)
+        job.start(
+            self.model.roped_context(past.unsqueeze(2)), torch.as_tensor(ring[-1], device=self.device) if ring else None
+        )
         return job
 
     def advance(self, jobs: Sequence[Job]) -> Sequence[Exception | None]:
@@ -118,28 +120,24 @@ class FramesStage:
     def _pass(self, jobs: list[FrameJob]) -> None:
         """One pass of jobs with equally many frames behind the present one."""
         jobs, context = side_by_side(jobs)
-        level = torch.tensor([[job.level] for job in jobs], device=self.device)
-        known = torch.tensor([[job.action is not None] for job in jobs], device=self.device)
-        none = torch.zeros(self.model.config.action_dim, device=self.device)
-        action = torch.stack([none if job.action is None else job.action for job in jobs])[:, None]
+        given = torch.tensor([(job.level, job.known, job.ratio) for job in jobs], device=self.device)
+        level, known, ratio = given.split(1, 1)
+        action = torch.stack([job.action for job in jobs])[:, None]
         x, prev = torch.stack([job.x for job in jobs])[:, None], torch.stack([job.prev for job in jobs])[:, None]
         clean = [i for i, job in enumerate(jobs) if job.level == 0]
         if clean:
-            residual, fresh = self.model.frame(x, prev, level, action, known, context)
+            residual, fresh = self.model.frame(x, prev, level, action, known > 0, context)
             context.keep(clean)
-            for i in clean:
-                jobs[i].end_frame(fresh[:, :, i])
         else:
-            residual = self.model.residual(x, prev, level, action, known, context)
-        if len(clean) == len(jobs):
-            return
-        there = prev + residual
-        ratio = torch.tensor([job.ratio for job in jobs], device=self.device)[:, None, None, None]
-        x = there + ratio * (x - there)
-        done = set(clean)
-        for i, latents in enumerate(x[:, 0].unbind()):
-            if i not in done:
-                jobs[i].end_step(latents)
+            residual = self.model.residual(x, prev, level, action, known > 0, context)
+        if len(clean) < len(jobs):
+            guess = prev + residual
+            x = guess + ratio[:, :, None, None] * (x - guess)
+        for i, (job, latents) in enumerate(zip(jobs, x[:, 0].unbind(), strict=True)):
+            if job.level == 0:
+                job.end_frame(fresh[:, :, i])
+            else:
+                job.end_step(latents)
 
     def _recondition(self, item: StageItem) -> FrameJob:
         arrays = item.inputs["observation"].arrays
