@@ -11,7 +11,7 @@ from omni_loop.testing import board
 pytestmark = pytest.mark.timeout(400)  # a busy machine; none takes a tenth of it alone
 
 
-@pytest.mark.parametrize("name", ["F7"])
+@pytest.mark.parametrize("name", ["F6", "F7", "F11"])
 def test_row(name: str) -> None:
     (row,) = (row for row in board.ROWS if row.name == name)
     seed = secrets.randbelow(1 << 31)

@@ -245,6 +245,9 @@ def nothing_leaks() -> Iterator[None]:
     fds, threads = _fds(), set(threading.enumerate())
     yield
     gc.collect()
+    for thread in threading.enumerate():
+        if thread not in threads:
+            thread.join(2.0)  # those of an executor that was shut down end by themselves
     left = [t.name for t in threading.enumerate() if t not in threads]
     expect(not left, f"threads are left: {', '.join(left)}")
     expect(_fds() <= fds, f"{_fds() - fds} file descriptors are left")
