@@ -25,8 +25,8 @@ from omni_loop.types import ActionChunk
 RNG = np.random.default_rng(3)
 STATE = {
     "kv.blocks": RNG.standard_normal((3, 2, 2, 4, 1, 8)).astype(np.float32),
-    "zeros": np.zeros((4, 4), np.float32),  # zarr leaves out chunks of zeros unless told otherwise
-    "minus": np.full(3, -0.0, np.float32),  # and takes these for such
+    "zeros": np.zeros((300, 300), np.float32),  # zarr leaves out chunks of zeros unless told otherwise
+    "minus": np.full(3, -0.0, np.float32),
     "empty": np.zeros((0, 3), np.float32),
     "scalar": np.array(7, np.int64),
     "flags": np.array([True, False]),
