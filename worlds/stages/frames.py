@@ -131,8 +131,7 @@ class FramesStage:
         else:
             residual = self.model.residual(x, prev, level, action, known > 0, context)
         if len(clean) < len(jobs):
-            guess = prev + residual
-            x = guess + ratio[:, :, None, None] * (x - guess)
+            x = torch.lerp(prev + residual, x, ratio[:, :, None, None])
         for i, (job, latents) in enumerate(zip(jobs, x[:, 0].unbind(), strict=True)):
             if job.level == 0:
                 job.end_frame(fresh[:, :, i])
