@@ -268,7 +268,7 @@ def test_costs_know_the_goal(stage: FramesStage, images: Images) -> None:
 class TestChoose:
     @pytest.fixture
     def stage(self, small_checkpoints: Path) -> ChooseStage:
-        return choose(checkpoints=str(small_checkpoints))
+        return choose(checkpoints=str(small_checkpoints), margin=0.0)
 
     @pytest.fixture
     def given(self, stage: ChooseStage) -> dict[str, Payload]:
