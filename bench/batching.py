@@ -19,13 +19,15 @@ from .sessions import Sessions
 
 MANY = 16
 STAGES = ("context", "act", "frames", "decode")
+IMAGINED = "imagined"  # the context stage, given frames of the tick before
 FRAMES = 8
 _FILL = 6  # ticks in which windows fill
 Inputs = Sequence[Mapping[str, Payload]]
 
 
 class Batches:
-    """Each round one session and then 16 see, act, imagine and decode, each stage timed by itself."""
+    """Each round one session and then 16 see, act, imagine, decode and look at what they imagined, each stage timed by
+    itself."""
 
     def __init__(self, checkpoints: str, rounds: int) -> None:
         options = {"checkpoints": checkpoints} if checkpoints else {}
@@ -51,8 +53,9 @@ class _Group:
 
     def __init__(self, stages: Mapping[str, Stage], n: int) -> None:
         self._sessions = {name: Sessions(stage, n) for name, stage in stages.items()}
+        self._sessions[IMAGINED] = Sessions(stages["context"], n)
         self._seen = [_observation(seed) for seed in range(n)]
-        self.spent: dict[str, list[float]] = {name: [] for name in stages}
+        self.spent: dict[str, list[float]] = {name: [] for name in self._sessions}
 
     def tick(self, number: int) -> None:
         seen = self._run("context", number, [{"observation": o} for o in self._seen])
@@ -62,6 +65,7 @@ class _Group:
             given = [{**g, "latents": s["latents"]} for g, s in zip(given, seen, strict=True)]
         imagined = self._run("frames", number, given, Op.PREDICT if number else Op.INFER)
         self._run("decode", number, [{"latents": i["latents"]} for i in imagined])
+        self._run(IMAGINED, number, [{"imagined": i["latents"]} for i in imagined])
 
     def _run(self, stage: str, number: int, inputs: Inputs, op: Op = Op.INFER) -> list[Outputs]:
         begin = time.thread_time()

@@ -48,7 +48,7 @@ def _bars(axes: Any, shown: Sequence[tuple[Result, float]]) -> None:
     for i, (result, value) in enumerate(shown):
         good = value <= 1
         axes.barh(i, value, color=_GOOD if good else _BAD, height=0.62)
-        axes.text(value + longest * 0.01, i, _label(result), va="center", color=_INK, fontsize=8)
+        axes.text(max(value, 1) + longest * 0.015, i, _label(result), va="center", color=_INK, fontsize=8)
     axes.set_yticks(range(len(shown)), [result.row.name for result, _ in shown])
     axes.invert_yaxis()
     axes.axvline(1, color=_INK, linewidth=1, linestyle=(0, (4, 3)))

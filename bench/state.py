@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from . import plot
-from .batching import Batches
+from .batching import IMAGINED, Batches
 from .books import Books, Forks, idle
 from .rollout import Curve, Rolled, roll
 from .rows import Bar, Bench, Measured, Result, Settings
@@ -67,6 +67,12 @@ def frames_16(state: State) -> Measured:
 def context_16(state: State) -> Measured:
     """A real observation read by 16 sessions in one batch, against by one session."""
     return state.growth("context")
+
+
+@BENCH.row("CPU ms", Bar("ratio", "<=", 3), "batch")
+def context_imagined_16(state: State) -> Measured:
+    """Imagined latents read by 16 sessions in one batch, against by one session: no image is encoded."""
+    return state.growth(IMAGINED)
 
 
 @BENCH.row("CPU ms", Bar("ratio", "<=", 3), "batch")
