@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -127,7 +127,10 @@ class Robot:
         request = TickRequest(self.info.id, self.info.token, self.seq, op, **given)
         outcome = await self.send(request)
         if isinstance(outcome, TickResult):
-            self.done.append((request, outcome))
+            if outcome.frames_error is not None:  # as if they had not been asked for
+                self.done.append((replace(request, frames=0), replace(outcome, frames_error=None)))
+            else:
+                self.done.append((request, outcome))
         return outcome
 
 
@@ -214,18 +217,7 @@ async def alone(seed: int, requests: Sequence[TickRequest]) -> list[Outcome]:
         robot = await made.open(seed)
         answers = []
         for r in requests:
-            mine = TickRequest(
-                robot.info.id,
-                robot.info.token,
-                r.seq,
-                r.op,
-                r.step,
-                r.arrays,
-                r.executed,
-                r.actions,
-                r.steps,
-                r.frames,
-            )
+            mine = replace(r, session=robot.info.id, token=robot.info.token)
             answers.append(await robot.send(mine))
         return answers
 

@@ -85,7 +85,6 @@ async def _one(made: Bed, robots: list[Robot], victim: Robot, fault: Fault, draw
         expect(outcome.frames is None, f"{what}: frames left the server")
         _typed(what, outcome.frames_error, fault.reasons)
         before, after = (_of(state, "frames", "decode") for state in (before, after))
-        victim.done[-1] = (replace(victim.done[-1][0], frames=0), replace(outcome, frames_error=None))
     else:
         _typed(what, outcome, fault.reasons)
         expect((now.epoch, now.step) == (info.epoch, info.step), f"{what}: the session moved on")

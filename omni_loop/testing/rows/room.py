@@ -81,8 +81,9 @@ async def _round(crowd: _Crowd) -> None:
     await made.settled()
     made.check()
     for robot, outcome in zip(busy, outcomes, strict=True):
-        if isinstance(outcome, OmniLoopError):
-            await _refused(crowd, robot, outcome)
+        error = outcome if isinstance(outcome, OmniLoopError) else outcome.frames_error
+        if error is not None:
+            await _refused(crowd, robot, error)
     if before is not None and isinstance(outcomes[0], OmniLoopError) and busy[0] in crowd.robots:
         now = None if _evicted(made, watched) else await made.state_of(watched)
         expect(now in (before, None), f"a tick that was refused left a trace: {outcomes[0].text}")
@@ -99,7 +100,7 @@ def _something(robot: Robot, draw: np.random.Generator) -> Coroutine[Any, Any, O
         return robot.predict(some_actions(draw, int(draw.integers(1, 3))))
     if kind < 0.3:
         return robot.recondition(row(draw, int(draw.integers(1, 3))))
-    return robot.infer(row(draw))
+    return robot.infer(row(draw), frames=int(draw.integers(0, 3)))
 
 
 async def _refused(crowd: _Crowd, robot: Robot, error: OmniLoopError) -> None:
