@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from omni_loop.errors import CheckpointError, ConfigError
 from omni_loop.training.checkpoint import load_card
@@ -73,7 +74,7 @@ def _bar(spread: float) -> Bar:
     return Bar("ours - baseline", ">=" if spread < 0 else "<=", spread)
 
 
-def _register(part: str, trainer: Trainer[object]) -> None:
+def _register(part: str, trainer: Trainer[Any]) -> None:
     """A row for each metric whose spread the trainer states."""
 
     def row(metric: str) -> Callable[[Retrained], Measured]:

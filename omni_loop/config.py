@@ -73,7 +73,8 @@ class RunnerConfig(Section):
 
 
 class Pools(Section):
-    """Memory of each runner: ``budget_bytes`` for KV blocks and typed state of all sessions together."""
+    """Memory for KV blocks and typed state of all sessions: ``budget_bytes`` on each device, for all runners in threads
+    together and for each runner in a process."""
 
     budget_bytes: Int64 = 1024 * _MIB
     blocks: Int32 | None = None  # of each KV pool; None: as many as max_sessions need, within the budget

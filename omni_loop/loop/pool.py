@@ -84,6 +84,7 @@ def _check_stage_options(deployment: Deployment, graphs: Sequence[CompiledPipeli
 def _build(deployment: Deployment, graphs: Sequence[CompiledPipeline]) -> list[RunnerHandle]:
     # Runners bring torch, which this package never imports before a server is really started.
     from ..connect.shm import ShmConnector
+    from ..runner.ledger import Ledger
     from ..runner.local import LocalRunner
     from ..runner.process import ProcessRunner
     from ..runner.runner import RunnerSettings, StageEntry
@@ -103,6 +104,8 @@ def _build(deployment: Deployment, graphs: Sequence[CompiledPipeline]) -> list[R
         rewind_ticks=deployment.session.rewind_ticks,
         evict=pools.evict,
     )
+    # Runners of this process draw on one budget per device; a process has its own.
+    ledger = Ledger({r.device: pools.budget_bytes for r in deployment.runners if r.placement == "thread"})
     handles: list[RunnerHandle] = []
     for runner in deployment.runners:
         stages = [entry for full, entry in entries.items() if placed[full] == runner.name]
@@ -120,5 +123,5 @@ def _build(deployment: Deployment, graphs: Sequence[CompiledPipeline]) -> list[R
             handles.append(ProcessRunner(runner.name, stages, settings))
         else:
             connector = ShmConnector() if runner.connector == "shm" else None
-            handles.append(LocalRunner(runner.name, stages, settings, connector))
+            handles.append(LocalRunner(runner.name, stages, settings, connector, ledger=ledger))
     return handles

@@ -43,6 +43,11 @@ class Account:
         """Bytes used beyond the limit."""
         return max(0, self.used - self.limit)
 
+    @property
+    def left(self) -> int:
+        """Bytes that can still be charged."""
+        return max(0, self.limit - self.used)
+
     def missing(self, nbytes: int) -> int:
         """Bytes by which ``nbytes`` more would pass the limit; 0 when they fit."""
         return max(0, self.used + nbytes - self.limit)
@@ -92,6 +97,7 @@ class Ledger:
     """Accounts by device. ``limits`` in bytes; a device without one cannot be used."""
 
     def __init__(self, limits: Mapping[str, int]) -> None:
+        self.sizing = threading.Lock()  # held by whoever looks at what is left and then takes it
         self._accounts = {name: Account(name, limit) for device, limit in limits.items() for name in [_name(device)]}
 
     def account(self, device: torch.device | str) -> Account:

@@ -15,6 +15,7 @@ from ..errors import OmniLoopError, ServerUnavailable, StateError
 from ..messages import Command, Done, PayloadKey, ReleasePayloads, Report
 from .batcher import Batcher
 from .handle import Pending
+from .ledger import Ledger
 from .runner import RunnerSettings, StageEntry, build, stage_names
 
 _Work = tuple[int, Command, int]  # request, command, when it was submitted
@@ -30,6 +31,7 @@ class LocalRunner:
         settings: RunnerSettings | None = None,
         connector: Connector | None = None,
         *,
+        ledger: Ledger | None = None,
         stop_s: float = 30.0,
     ) -> None:
         self.name = name
@@ -37,6 +39,7 @@ class LocalRunner:
         self.connector: Connector = connector or LocalConnector()
         self._entries = tuple(stages)
         self._settings = settings or RunnerSettings()
+        self._ledger = ledger  # of all runners in this process
         self._stop_s = stop_s
         self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._pending = Pending(name, self._release)
@@ -94,7 +97,7 @@ class LocalRunner:
     def _work(self, started: asyncio.Future[None], ended: asyncio.Future[None]) -> None:
         """The worker thread: build, serve until the sentinel, close."""
         try:
-            runner = build(self._entries, self.connector, self._settings)
+            runner = build(self._entries, self.connector, self._settings, self._ledger)
         except OmniLoopError as e:
             self._tell(started, e)
             self._tell(ended, None)
@@ -103,6 +106,7 @@ class LocalRunner:
         try:
             self._serve(Batcher(runner))
             runner.close()
+            runner.state.free()  # for the other runners on its ledger
         except Exception as e:
             self._call(self._gone)
             self._tell(ended, e)

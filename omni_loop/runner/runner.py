@@ -52,6 +52,7 @@ from ..messages import (
 from ..stage import Outputs, Payload, Stage, StageItem
 from .answers import failure
 from .cells import is_finite
+from .ledger import Ledger
 from .state import Budget, StateManager
 
 _REVISION = "revision"  # of the stage, in the meta of its exported state
@@ -86,14 +87,19 @@ class Runner:
     """See the module's text. Not thread-safe: one thread builds it, warms it up and feeds it."""
 
     def __init__(
-        self, stages: Sequence[StageEntry], connector: Connector, settings: RunnerSettings = RunnerSettings()
+        self,
+        stages: Sequence[StageEntry],
+        connector: Connector,
+        settings: RunnerSettings = RunnerSettings(),
+        ledger: Ledger | None = None,
     ) -> None:
+        """``ledger``: shared with other runners of this process; None: this one's own, of the settings' budget."""
         torch.set_num_threads(settings.threads)
         self.connector = connector
         self.settings = settings
         self.stages = {name: _build(name, factory, options, settings) for name, factory, options in stages}
         specs = {name: stage.state_specs() for name, stage in self.stages.items()}
-        self.state = StateManager(specs, settings.budget, settings.device)
+        self.state = StateManager(specs, settings.budget, settings.device, ledger)
         self.undecided: set[str] = set()  # sessions with something staged
         self._sessions: dict[str, _Session] = {}
         self._handlers: dict[type, Callable[[Any], Done]] = {
@@ -363,14 +369,16 @@ def _build(name: str, factory: Factory | str, options: Mapping[str, Scalar], set
     return stage
 
 
-def build(stages: Sequence[StageEntry], connector: Connector, settings: RunnerSettings) -> Runner:
+def build(
+    stages: Sequence[StageEntry], connector: Connector, settings: RunnerSettings, ledger: Ledger | None = None
+) -> Runner:
     """A runner that has run every stage once.
 
     Raises:
         OmniLoopError: what a stage met; anything else than a typed error becomes :class:`StageFailed`.
     """
     try:
-        runner = Runner(stages, connector, settings)
+        runner = Runner(stages, connector, settings, ledger)
         runner.warm_up()
     except OmniLoopError:
         raise

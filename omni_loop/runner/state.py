@@ -70,17 +70,20 @@ class StateManager:
     ) -> None:
         """``ledger``: of several runners together; None: this one's own, of ``budget.nbytes``."""
         self._specs = specs
-        self._account = (ledger or Ledger({str(device): budget.nbytes})).account(device)
+        ledger = ledger or Ledger({str(device): budget.nbytes})
+        self._account = ledger.account(device)
         self._pools: dict[tuple[str, str], KVPool] = {}
         self._chronicles = {stage: Chronicle(budget.rewind_ticks) for stage in specs}
         self._sessions = Sessions(specs, self._pools, self._chronicles, self._account)
         self._room = Room(self._sessions, self._pools, self._chronicles, self._account, budget.evict)
-        sizes = pool_sizes(specs, budget.max_sessions, budget.nbytes, budget.blocks)
-        for (stage, name), (spec, blocks) in sizes.items():
-            room = partial(self._room.make_blocks, stage, name)
-            pool = KVPool(spec, blocks, name=f"{stage}.{name}", device=device, make_room=room)
-            self._account.charge(pool.stats().total_bytes, f"the pool {pool.name!r}")
-            self._pools[stage, name] = pool
+        with ledger.sizing:
+            left = min(budget.nbytes, self._account.left)
+            sizes = pool_sizes(specs, budget.max_sessions, left, budget.blocks)
+            for (stage, name), (spec, blocks) in sizes.items():
+                room = partial(self._room.make_blocks, stage, name)
+                pool = KVPool(spec, blocks, name=f"{stage}.{name}", device=device, make_room=room)
+                self._account.charge(pool.stats().total_bytes, f"the pool {pool.name!r}")
+                self._pools[stage, name] = pool
 
     # Opening and closing
 
