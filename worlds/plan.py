@@ -24,6 +24,7 @@ from omni_loop.errors import InvalidInput, Reason, StageFailed, UnknownName, nea
 
 METHODS = ("cem", "mppi")
 MAX_CANDIDATES, MAX_ITERATIONS = 1024, 64
+MAX_FRAMES = 1 << 15  # imagined in one search: about a minute of a CPU core, which nothing can interrupt
 
 Rollout = Callable[[Tensor], Tensor]  # actions [n, h, a] -> latents [n, h, p, c]
 Stepped = Callable[[Tensor], Generator[None, None, Tensor]]  # the same, yielding after each batched pass
@@ -63,6 +64,11 @@ class SearchConfig:
         ):
             if not least <= value <= most:
                 raise InvalidInput(f"{name} is {value}; a plan takes {least}..{most}")
+        frames = self.horizon * self.candidates * self.iterations
+        if frames > MAX_FRAMES:
+            raise InvalidInput(
+                f"horizon x candidates x iterations is {frames} frames to imagine; a plan takes {MAX_FRAMES} at most"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,6 +152,7 @@ def test_without_a_finite_cost_there_is_no_plan() -> None:
         (SearchConfig(candidates=3), InvalidInput, "candidates"),
         (SearchConfig(candidates=2000), InvalidInput, "1024"),
         (SearchConfig(iterations=0), InvalidInput, "iterations"),
+        (SearchConfig("cem", 16, 1024, 3), InvalidInput, "is 49152 frames to imagine; a plan takes 32768"),
     ],
 )
 def test_what_cannot_be_searched_is_said(config: SearchConfig, error: type[Exception], text: str) -> None:
@@ -199,3 +200,8 @@ def test_who_has_other_work_gets_a_turn_after_every_pass() -> None:
             break
     assert len(turns) == 6
     assert (found.actions == plan(search(iterations=3), rollout, to_goal).actions).all()
+
+
+def test_the_largest_search_is_taken() -> None:
+    SearchConfig("mppi", 16, 1024, 2).check(16)
+    SearchConfig("cem", 8, 64, 64).check(16)
