@@ -108,22 +108,25 @@ def _weights(folder: Path) -> tuple[bytes, str]:
 
 def load_card(folder: Path) -> dict[str, Any]:
     """The checkpoint's card. Raises CheckpointError when there is none that can be read."""
-    try:
-        card = json.loads((folder / "card.json").read_bytes())
-    except OSError as e:
-        raise _unreadable(folder, "card.json", e) from None
-    except ValueError as e:
-        raise CheckpointError(f"{folder.name}/card.json is no JSON: {e}") from None
+    card = _read_card(folder)
     if not isinstance(card, dict):
         raise CheckpointError(f"{folder.name}/card.json: wanted keys and values, not {type(card).__name__}")
     return card
 
 
+def _read_card(folder: Path) -> Any:
+    try:
+        return json.loads((folder / "card.json").read_bytes())
+    except OSError as e:
+        raise _unreadable(folder, "card.json", e) from None
+    except ValueError as e:
+        raise CheckpointError(f"{folder.name}/card.json is no JSON: {e}") from None
+
+
 def _promised(folder: Path) -> str | None:
     """The SHA-256 that the card names, if there is a card and it names one."""
-    if not (folder / "card.json").exists():
-        return None
-    promised = load_card(folder).get("sha256")
+    card = _read_card(folder) if (folder / "card.json").exists() else None
+    promised = card.get("sha256") if isinstance(card, dict) else None
     if promised is not None and not isinstance(promised, str):
         raise CheckpointError(f"{folder.name}/card.json: sha256: wanted text, not {type(promised).__name__}")
     return promised
