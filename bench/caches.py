@@ -103,10 +103,9 @@ class Grown(Context):
         self.latest = torch.cat([self.room[:, :, :, :0].new_empty(self._place()), self.room], 3)
         return self.latest
 
-    def grow(self, held: int) -> None:
-        """The latest pass's frame joins the window of ``held`` frames."""
-        self.room = self.latest[:, :, :, : held * self.tokens]
-        self.position[0] += 1
+    def grown(self, held: int) -> Grown:
+        """The context of the next frame: the latest pass's joins the window of ``held`` frames."""
+        return Grown(self.latest[:, :, :, : held * self.tokens], [1 + self.position[0]], self.tokens)
 
     def _place(self) -> tuple[int, ...]:
         layers, two, b, _, h, e = self.room.shape
@@ -124,7 +123,7 @@ class Cat(Cached):
         return Grown(torch.zeros(c.layers, 2, sessions, 0, c.heads, c.head_dim), [0] * sessions, c.tokens)
 
     def _keep(self) -> None:
-        self.context.grow(self.model.config.window - 1)
+        self.context = self.context.grown(self.model.config.window - 1)
 
 
 class Ring(Cached):
@@ -136,7 +135,7 @@ class Ring(Cached):
         past = min(1 + context.position[0], context.window - 1) * p
         # Through a copy, since source and target overlap.
         context.room[:, :, :, p : p + past] = context.room[:, :, :, :past].clone()
-        context.position[0] += 1
+        self.context = Context(context.room, [1 + context.position[0]], p)
 
 
 class Recompute(Rollout):
