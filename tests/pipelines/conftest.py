@@ -34,10 +34,10 @@ def trained() -> None:
 
 @pytest.fixture(scope="session")
 def deployment(small_checkpoints: Path) -> Deployment:
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"choose": {"margin": 0.0}}  # so that a few ticks show a choice
     if not shipped():
         stages = ("context", "frames", "decode", "act", "choose")
-        options = {stage: {"checkpoints": str(small_checkpoints)} for stage in stages}
+        options = {stage: {**options.get(stage, {}), "checkpoints": str(small_checkpoints)} for stage in stages}
     return Deployment(pipelines=("pusht", "pusht-world", "pusht-imagine", "pusht-plan"), stage_options=options)
 
 
