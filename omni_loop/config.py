@@ -101,7 +101,7 @@ class SessionConfig(Section):
     idle_ttl_s: Seconds = 600.0
     max_waiting: Some = 4
     rewind_ticks: Annotated[int, Field(ge=0, le=1024)] = 8  # states kept to go back to; the first to make room
-    log_bytes: Annotated[int, Field(ge=0, le=(1 << 63) - 1)] = 32 * _MIB  # of requests, to rebuild evicted state from
+    log_bytes: Annotated[int, Field(ge=0, le=(1 << 63) - 1)] = 8 * _MIB  # of requests, to rebuild evicted state from
 
 
 class SnapshotConfig(Section):

@@ -15,11 +15,11 @@ from ..session.machine import Position
 from ..session.manager import Session
 from ..stage import Payload
 from ..types import MAX_COUNT, Op, SessionSpec
+from ..wire.limits import MAX_CANDIDATES, MAX_ITERATIONS, MAX_PLANNED_FRAMES
 from .graph import ACTIONS, EXECUTED, GOAL, OBSERVATION, CompiledPipeline, CompiledPlan
 from .request import TickRequest
 
 PLAN_METHODS = ("cem", "mppi")
-MAX_CANDIDATES, MAX_ITERATIONS = 4096, 64  # of a plan; a pipeline's stage may take fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +154,9 @@ def _check_plan(spec: SessionSpec, request: TickRequest) -> None:
     ):
         if not 1 <= value <= most:
             raise InvalidInput(f"{name} is {value}; pipeline {spec.pipeline!r} plans with 1..{most}")
+    if (frames := wanted.candidates * wanted.horizon * wanted.iterations) > MAX_PLANNED_FRAMES:
+        text = f"candidates x horizon x iterations imagine {frames} frames; one plan may imagine {MAX_PLANNED_FRAMES}"
+        raise InvalidInput(text, reason=Reason.TOO_LARGE)
     if wanted.method not in PLAN_METHODS:
         raise InvalidInput(f"no method is called {wanted.method!r}.{nearest(wanted.method, PLAN_METHODS)}")
     if not 0 <= wanted.budget_ms < float("inf"):

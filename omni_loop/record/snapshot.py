@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..connect.base import as_numpy
-from ..errors import Exhausted, InvalidInput, MissingExtra, Reason, SnapshotError, UnknownName, nearest
+from ..errors import Exhausted, InvalidInput, MissingExtra, Reason, SnapshotError, UnknownName
 from ..messages import PayloadKind, Scalar
 from ..session.machine import Position
 from ..session.snapshot import Saved, SnapshotData
@@ -88,7 +88,7 @@ class ZarrSnapshots:
         place = self._place(name)
         with self._lock:
             if not place.is_dir() or place.is_symlink():
-                raise UnknownName(f"there is no snapshot {name!r}.{nearest(name, self.names())}")
+                raise UnknownName(f"there is no snapshot {name!r}")  # and no word of others' names
             try:
                 files, saved = _checked(place, self._max_bytes)
             except OSError as error:

@@ -90,6 +90,7 @@ class SessionManager:
                 f"all {self._max_sessions} sessions are taken; close one, or try again later: "
                 f"a session ends by itself after {self._ttl:g} s without a call",
                 reason=Reason.TOO_MANY_SESSIONS,
+                retry_after_ms=0.0 if (due := self.next_due()) is None else max(1e3 * (due - self._clock.now()), 1.0),
             )
         machine = machine or SessionMachine()
         machine.max_waiting = self._max_waiting

@@ -188,7 +188,7 @@ class ToyCore:
 
     async def restore(self, name: str) -> SessionInfo:
         if name not in self.snapshots:
-            raise UnknownName(f"no snapshot {name!r}.{nearest(name, self.snapshots)}")
+            raise UnknownName(f"there is no snapshot {name!r}")
         return self._continue(self.snapshots[name], None)
 
     def list_sessions(self) -> Sequence[SessionSummary]:

@@ -15,6 +15,7 @@ MAX_NAME = 256  # characters of a name, or of an option's value
 SNAPSHOT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # Of a plan: futures of one round, and rounds.
 MAX_CANDIDATES, MAX_ITERATIONS = 4096, 64
+MAX_PLANNED_FRAMES = 1 << 16  # candidates times steps times rounds: a search holds its runner until it is over
 
 
 @dataclass(frozen=True, slots=True)

@@ -290,6 +290,7 @@ def _without_cost(outputs: dict[str, object]) -> dict[str, object]:
     [
         ({"horizon": 9}, "horizon is 9; pipeline 'walker' plans with 1..8"),
         ({"horizon": 0}, "horizon is 0"),
+        ({"horizon": 8, "candidates": 4096, "iterations": 3}, "imagine 98304 frames; one plan may imagine 65536"),
         ({"candidates": 0}, "candidates is 0; pipeline 'walker' plans with 1..4096"),
         ({"iterations": 65}, "iterations is 65"),
         ({"method": "cme"}, "no method is called 'cme'. Did you mean 'cem'"),

@@ -60,6 +60,7 @@ def test_the_table_is_bounded() -> None:
     with pytest.raises(Exhausted, match=says) as caught:
         opened(manager)
     assert (caught.value.reason, caught.value.retryable) == (Reason.TOO_MANY_SESSIONS, True)
+    assert caught.value.retry_after_ms == pytest.approx(60_000)  # when the first lease ends
     manager.remove(first)
     opened(manager)
     assert len(manager) == 2
