@@ -72,7 +72,8 @@ class OpenSession:
 
 @dataclass(frozen=True, slots=True)
 class RunStage:
-    """Run one stage of one tick. ``inputs`` maps the stage's input names to receipts."""
+    """Run one stage of one tick. ``inputs`` maps the stage's input names to receipts. ``unhurried``: a later command of
+    the session is on its way, and what this one gave may be reported together with it."""
 
     session: str
     epoch: int
@@ -82,6 +83,7 @@ class RunStage:
     step: int
     inputs: Mapping[str, Receipt]
     params: Mapping[str, Scalar] = field(default_factory=dict)  # e.g. {"frames": 8, "actions": 8}
+    unhurried: bool = False
 
 
 @dataclass(frozen=True, slots=True)

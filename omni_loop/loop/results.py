@@ -15,6 +15,8 @@ from .graph import CompiledPlan
 from .prepare import Work
 from .tick import TickRun
 
+_INFINITE = float("inf")
+
 
 def read(spec: SessionSpec, plan: CompiledPlan, run: TickRun, work: Work, so_far: TickResult) -> TickResult:
     """``so_far`` with the final outputs that the open transaction of ``run`` gave."""
@@ -37,12 +39,14 @@ def read_chunk(payload: Payload, spec: SessionSpec, seq: int, step: int, epoch: 
     """``actions float32[rows, action_dim]`` within the spec's range; StageFailed (BAD_OUTPUT) otherwise."""
     actions = _array(payload, "actions")
     _expect("actions", actions, "float32", (rows, *spec.action.shape))
-    _finite("actions", actions)
     low, high = spec.action.low, spec.action.high
-    if low is not None and actions.min() < low:
-        raise _bad(f"an action of {actions.min():g}{_unit(spec)} is below the spec's {low:g}")
-    if high is not None and actions.max() > high:
-        raise _bad(f"an action of {actions.max():g}{_unit(spec)} is above the spec's {high:g}")
+    least, greatest = float(actions.min()), float(actions.max())  # NaN when any value is
+    if not -_INFINITE < least <= greatest < _INFINITE:
+        raise _bad("'actions' holds values that are not finite")
+    if low is not None and least < low:
+        raise _bad(f"an action of {least:g}{_unit(spec)} is below the spec's {low:g}")
+    if high is not None and greatest > high:
+        raise _bad(f"an action of {greatest:g}{_unit(spec)} is above the spec's {high:g}")
     return ActionChunk(seq, step, actions, epoch, _text(payload, "revision"))
 
 

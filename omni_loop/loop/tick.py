@@ -81,10 +81,13 @@ class TickRun:
         if self._stop.done():
             raise self._stop.result()
         while True:
+            going: list[StageStep] = []
             for step in tuple(waiting):  # in topological order, so that a stage follows what it was promised
-                if self._can_go(step):
+                if self._can_go(step, going):
                     waiting.remove(step)
-                    self._submit(step)
+                    going.append(step)
+            for i, step in enumerate(going):
+                self._submit(step, unhurried=any(self._reads(later, step) for later in going[i + 1 :]))
             if not self._running:
                 return
             self._wake = asyncio.get_running_loop().create_future()
@@ -156,7 +159,7 @@ class TickRun:
             stages_ms={stage: done.model_ms for stage, done in self._done.items()},
         )
 
-    def _submit(self, step: StageStep) -> None:
+    def _submit(self, step: StageStep, unhurried: bool) -> None:
         handle = self._route.handles[step.name]
         if not handle.alive:
             raise ServerUnavailable(f"runner {handle.name!r}, which has stage {step.full!r}, is gone")
@@ -169,23 +172,30 @@ class TickRun:
             step=self._work.step,
             inputs=self._inputs(step, handle),
             params=self._work.params,
+            unhurried=unhurried,
         )
         self._group.append(step.name)
         task = eager(handle.submit(command))
         task.add_done_callback(self._woken)
         self._running[task] = step
 
-    def _can_go(self, step: StageStep) -> bool:
+    def _can_go(self, step: StageStep, going: Sequence[StageStep]) -> bool:
         """Whether its inputs are there, or will be when its turn comes: a runner takes a session's commands in order,
         so what a stage on the same runner was asked for is put by then. That saves a round trip per stage."""
-        return all(
-            e.source == CLIENT or e.feedback or e.source in self._done or self._promised(e, step) for e in step.inputs
-        )
+        before = [*self._running.values(), *going]
+        for edge in step.inputs:
+            if edge.source == CLIENT or edge.feedback or edge.source in self._done:
+                continue
+            if edge.optional or not any(b.name == edge.source and self._same_runner(b, step) for b in before):
+                return False
+        return True
 
-    def _promised(self, edge: Edge, step: StageStep) -> bool:
-        under_way = any(running.name == edge.source for running in self._running.values())
-        same = self._route.handles[edge.source] is self._route.handles[step.name]
-        return under_way and same and not edge.optional
+    def _reads(self, step: StageStep, source: StageStep) -> bool:
+        """Whether ``step`` is promised what ``source`` gives."""
+        return self._same_runner(step, source) and any(e.source == source.name for e in step.inputs)
+
+    def _same_runner(self, a: StageStep, b: StageStep) -> bool:
+        return self._route.handles[a.name] is self._route.handles[b.name]
 
     def _result(self, task: asyncio.Task[Done]) -> Done:
         try:

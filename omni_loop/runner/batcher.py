@@ -48,6 +48,7 @@ class Batcher:
         self._parked = 0
         self._draining = False
         self._reports: list[Report] = []
+        self._held: dict[str, list[Report]] = {}  # by session, until a report that somebody waits for
 
     def add(self, request: int, command: Command, submitted: int) -> None:
         """Take a command; a later :meth:`step` answers it."""
@@ -127,9 +128,17 @@ class Batcher:
 
     def _finish(self, work: Work, report: Report) -> None:
         """Answer it; those behind it may have their turn."""
-        self._reports.append(report)
+        command = work.command
         self._unfinished -= 1
-        for session in _sessions(work.command):
+        held = self._held
+        if type(command) is RunStage and command.unhurried and type(report) is Done and self._followed(command.session):
+            held.setdefault(command.session, []).append(report)  # nobody wakes up for it
+        else:
+            if held:
+                for session in _sessions(command):
+                    self._reports += held.pop(session, ())
+            self._reports.append(report)
+        for session in _sessions(command):
             line = self._lines[session]
             line.popleft()
             if not line:
@@ -139,6 +148,9 @@ class Batcher:
             if all(self._lines[s][0] is head for s in _sessions(head.command)):
                 head.ready = max(head.ready, self._clock())
                 self._admit(head)
+
+    def _followed(self, session: str) -> bool:
+        return len(self._lines[session]) > 1
 
     def _handle(self, work: Work) -> None:
         command = work.command

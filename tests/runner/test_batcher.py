@@ -92,6 +92,36 @@ def test_a_sessions_commands_keep_their_order(bed: Bed) -> None:
         assert bed.y(request) == near(want)
 
 
+def test_what_nobody_waits_for_is_reported_with_what_follows(bed: Bed) -> None:
+    bed.open("a", "b")
+    first = bed.add(replace(bed.run("a", 1), unhurried=True))
+    second = bed.add(replace(bed.run("a", 1, "p/b"), unhurried=True))
+    third = bed.add(bed.run("a", 1, "p/s"))
+    other = bed.add(bed.run("b", 1))
+    told = [bed.step()]
+    while bed.batcher.wait_s() == 0:
+        told.append(bed.step())
+    assert log(bed)[-1] == ("a", "b")
+    assert [reports for reports in told if reports] == [[other], [first, second, third]]
+
+
+def test_an_unhurried_command_that_fails_or_that_nothing_follows_is_reported_at_once(bed: Bed) -> None:
+    bed.open("a")
+    lonely = bed.add(replace(bed.run("a", 1), unhurried=True))
+    assert bed.step() == [lonely]
+    bed.commit("a", 1)
+    bed.work()
+    held = bed.add(replace(bed.run("a", 2), unhurried=True))
+    bad = bed.add(replace(bed.run("a", 2, "p/b", mode="raise"), unhurried=True))
+    after = bed.add(bed.run("a", 2, "p/s"))
+    assert bed.step() == []
+    assert bed.step() == [held, bad]
+    told = []
+    while bed.batcher.wait_s() == 0:
+        told += bed.step()
+    assert told == [after]
+
+
 def test_a_batch_takes_the_oldest_and_no_more_than_it_may() -> None:
     bed = Bed({"p/a": Logged}, settings(max_batch=2))
     bed.open(*"abcde")
