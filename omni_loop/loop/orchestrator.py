@@ -31,7 +31,7 @@ from .rebuild import Logged
 from .request import TickRequest
 from .results import read
 from .tasks import public
-from .tick import TickRun
+from .tick import TickRun, eager
 
 if TYPE_CHECKING:
     from ..config import Deployment, SessionConfig, SnapshotConfig
@@ -192,18 +192,30 @@ class Orchestrator(Branching):
             chunk = answer.chunk  # imagined chunks are not what a robot executes
         version = Version(machine.epoch, machine.tick, work.position, chunk)
         entry: Entry[Logged] = session.log.add(version, session.seed, (flight.plan, work), _nbytes(work))
-        await run.commit(session.log.recomputable)
+        commit = eager(run.commit(session.log.recomputable))
+        if not run.certain:
+            await commit
         if machine.phase is Phase.RUNNING:  # else closed meanwhile: the caller has heard, the state is freed next
             machine.committed(flight.request.seq, work.position, work.past)
             session.chunk = chunk
-            await self._answer(live, flight, run, entry, answer)
+            await self._answer(live, flight, run, entry, answer, commit)
+        await commit
 
-    async def _answer(self, live: Live, flight: Flight, run: TickRun, entry: Entry[Logged], answer: TickResult) -> None:
+    async def _answer(
+        self,
+        live: Live,
+        flight: Flight,
+        run: TickRun,
+        entry: Entry[Logged],
+        answer: TickResult,
+        commit: asyncio.Task[None],
+    ) -> None:
         """The committed answer leaves; what was asked besides follows; the next tick is fed."""
         session, machine, (_, work) = live.session, live.session.machine, entry.work
         last = not flight.plan.besides or work.count == 0
         session.reply = result = self._timed(flight, run, answer)
         flight.answer(result, last)
+        await commit
         if not last:
             session.reply = result = await self._besides(live, flight, run, entry, result)
             flight.finish(result)

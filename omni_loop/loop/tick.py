@@ -110,6 +110,13 @@ class TickRun:
             raise _missing(stage, output, done)
         return self._route.handles[stage].connector.get(done.outputs[output])
 
+    @property
+    def certain(self) -> bool:
+        """Whether a commit that was sent is as good as done: one runner has the whole transaction, and only the end of
+        this process can keep it from it."""
+        handles = {self._route.handles[stage] for stage in self._group}
+        return len(handles) == 1 and all(handle.shares_fate and handle.alive for handle in handles)
+
     async def commit(self, recomputable: bool) -> None:
         """Make the open transaction permanent on every runner that took part; ``recomputable``: see :class:`Commit`."""
         groups = self._route.runners(self._group)

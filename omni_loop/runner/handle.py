@@ -33,6 +33,10 @@ class RunnerHandle(Protocol):
     def alive(self) -> bool:
         """Started, not stopped, not died."""
 
+    @property
+    def shares_fate(self) -> bool:
+        """Whether it cannot be lost without the server itself: what it was sent in order, it does."""
+
     async def start(self) -> None:
         """Build the stages and warm them up. Raises what that raises, as a typed error."""
 

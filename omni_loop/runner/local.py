@@ -49,6 +49,10 @@ class LocalRunner:
         self._open = False
 
     @property
+    def shares_fate(self) -> bool:
+        return True
+
+    @property
     def alive(self) -> bool:
         return self._open and self._thread is not None and self._thread.is_alive()
 

@@ -70,6 +70,10 @@ class ProcessRunner:
         self._open = False
 
     @property
+    def shares_fate(self) -> bool:
+        return False
+
+    @property
     def alive(self) -> bool:
         return self._open
 

@@ -40,6 +40,10 @@ class InlineRunner(LocalRunner):
     def alive(self) -> bool:
         return self._open
 
+    @property
+    def shares_fate(self) -> bool:
+        return True
+
     async def submit(self, command: Command) -> Done:
         request, future = self._pending.add()
         self._batcher.add(request, command, time.monotonic_ns())
