@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from omni_loop_worlds.dit import Block, Context, DiT, attend, band_mask, denoise, gelu, noise_levels
+from omni_loop_worlds.dit import Block, DiT, attend, band_mask, denoise, gelu, noise_levels
+from omni_loop_worlds.window import Context
 
 
 class Rollout:

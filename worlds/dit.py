@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, cast
 
@@ -23,6 +22,8 @@ import torch
 import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
+
+from .window import Ahead, Context, Rope, look
 
 
 class DiTConfig(BaseModel):
@@ -42,9 +43,6 @@ class DiTConfig(BaseModel):
     @property
     def head_dim(self) -> int:
         return self.width // self.heads
-
-
-Rope = tuple[Tensor, Tensor]
 
 
 def rotate(x: Tensor, rope: Rope) -> Tensor:
@@ -93,50 +91,6 @@ def attend_streams(q: Tensor, k: Tensor, v: Tensor, frames: int, window: int) ->
     return (seen + w_own @ v).reshape(b, h, n, e)
 
 
-@dataclass(slots=True)
-class Context:
-    """What the present frame of ``b`` rollouts attends to, side by side in ``room [layers, 2, b, window * p, h, e]``.
-
-    The first place of ``p`` tokens is the present frame's, which every pass writes; behind it stand the frames before,
-    keys with their rotary position, in an order that does not matter::
-
-        room    | present | past | past | past | past | past |      a full window of 6
-                     └── keep ──► the oldest one's place
-
-    Nothing is moved, roped or copied again while a rollout goes on. ``position[i]`` is row i's present frame, counted
-    from the oldest it was given. A pass needs as many frames behind it in every row.
-    """
-
-    room: Tensor
-    position: list[int]
-    tokens: int
-    turn: Rope | None = None  # of the present positions, once a pass has asked for it
-
-    @property
-    def window(self) -> int:
-        """Frames there is room for, the present one included."""
-        return self.room.shape[3] // self.tokens
-
-    @property
-    def seen(self) -> Tensor:
-        """The present frame and those behind it, ``[layers, 2, b, s, h, e]``."""
-        return self.room[:, :, :, : (1 + self.position[0]) * self.tokens]  # no more than there is room for
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """The present frame of ``rows`` takes its place among those before, over the oldest one when all are filled."""
-        p, past, self.turn = self.tokens, self.window - 1, None
-        places: dict[int, list[int]] = {}
-        for row in rows:
-            if past:
-                places.setdefault((1 + self.position[row] % past) * p, []).append(row)
-            self.position[row] += 1
-        for at, here in places.items():
-            if len(here) == len(self.position):
-                self.room[:, :, :, at : at + p] = self.room[:, :, :, :p]
-            else:
-                self.room[:, :, here, at : at + p] = self.room[:, :, here, :p]
-
-
 class Block(nn.Module):
     """Attention and feed-forward, modulated by a shared projection plus a table of its own."""
 
@@ -161,21 +115,28 @@ class Block(nn.Module):
         e = self.head_dim
         return F.rms_norm(q, (e,)) * self.q_scale, F.rms_norm(k, (e,)) * self.k_scale, v
 
-    def serve(self, x: Tensor, m: Tensor, scale: Tensor, turn: Rope, room: Tensor) -> tuple[Tensor, Tensor]:
-        """One frame ``[b, p, d]`` whose roped keys and values are written to the head of ``room [2, b, s, h, e]``, to
-        which it attends: the block's output and the un-roped keys ``[b, p, h, e]``. ``m [b, 6, 1, d]`` as
-        :meth:`modulation`, with 1 added where it scales; ``scale [2, 1, e]`` of queries and keys."""
-        b, p, d = x.shape
+    def serve(
+        self, x: Tensor, m: Tensor, scale: Tensor, turn: Rope, room: Tensor, ahead: Ahead | None, layer: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Frames ``[n, p, d]``: the present ones, whose roped keys and values are written to the head of ``room [2, b,
+        s, h, e]``, to which they attend, and those ``ahead``. The block's output and the frames' un-roped keys and
+        values ``[n, p, h, e]``. ``m [n, 6, 1, d]`` as :meth:`modulation`, with 1 added where it scales; ``scale [2, 1,
+        e]`` of queries and keys."""
+        (n, p, d), b = x.shape, room.shape[1]
         y = torch.addcmul(m[:, 1], F.layer_norm(x, (d,)), m[:, 0])
-        qkv = self.qkv(y).view(b, p, 3, self.heads, self.head_dim)
+        qkv = self.qkv(y).view(n, p, 3, self.heads, self.head_dim)
         qk = F.rms_norm(qkv[:, :, :2], (self.head_dim,)) * scale
-        roped = torch.addcmul(qk * turn[0], qk.roll(self.head_dim // 2, -1), turn[1])
-        room[0, :, :p], room[1, :, :p] = roped[:, :, 1], qkv[:, :, 2]
-        q, keys, values = (t.transpose(1, 2) for t in (roped[:, :, 0], room[0], room[1]))
-        a = F.scaled_dot_product_attention(q, keys, values).transpose(1, 2).reshape(b, p, d)
-        x = torch.addcmul(x, m[:, 2], self.out(a))
+        q, k = torch.addcmul(qk * turn[0], qk.roll(self.head_dim // 2, -1), turn[1]).unbind(2)
+        v = qkv[:, :, 2]
+        a = look(q[:b], k[:b], v[:b], room, slice(None))
+        if ahead is not None:
+            then = ahead.seen[layer]
+            for rows, place in ahead.kept:
+                then[:, rows, place] = then[:, rows, :p]
+            a = torch.cat([a, look(q[b:], k[b:], v[b:], then, ahead.rows)])
+        x = torch.addcmul(x, m[:, 2], self.out(a.reshape(n, p, d)))
         y = torch.addcmul(m[:, 4], F.layer_norm(x, (d,)), m[:, 3])
-        return torch.addcmul(x, m[:, 5], self.down(gelu(self.up(y)))), qk[:, :, 1]
+        return torch.addcmul(x, m[:, 5], self.down(gelu(self.up(y)))), qk[:, :, 1], v
 
     def rest(self, x: Tensor, a: Tensor, m: tuple[Tensor, ...]) -> Tensor:
         b, f, p, d = x.shape
@@ -282,36 +243,52 @@ class DiT(nn.Module):
 
     @torch.no_grad()
     def frame(
-        self, x: Tensor, prev: Tensor, level: Tensor, action: Tensor, known: Tensor, context: Context
+        self,
+        x: Tensor,
+        prev: Tensor,
+        level: Tensor,
+        action: Tensor,
+        known: Tensor,
+        context: Context,
+        ahead: Sequence[int] = (),
     ) -> tuple[Tensor, Tensor]:
         """One frame ``[b, 1, p, c]`` in its context, where its roped keys and its values are left: the residual, and
-        this frame's un-roped keys and values ``[layers, 2, b, p, h, e]`` for the pool."""
-        residual, keys = self._serve(x, prev, level, action, known, context)
-        return residual, torch.stack([torch.stack(keys), context.room[:, 1, :, : self.config.tokens]], 1)
+        this frame's un-roped keys and values ``[layers, 2, b, p, h, e]`` for the pool.
+
+        In the rows ``ahead``, in order, the pass keeps the present frame and goes on to the next one, whose inputs
+        stand behind those of all present ones; so do its results.
+        """
+        residual, keys, values = self._serve((x, prev, level, action, known), context, ahead)
+        return residual, torch.stack([torch.stack(keys), torch.stack(values)], 1)
 
     @torch.no_grad()
     def residual(
         self, x: Tensor, prev: Tensor, level: Tensor, action: Tensor, known: Tensor, context: Context
     ) -> Tensor:
         """The residual alone: all that a denoise step wants."""
-        return self._serve(x, prev, level, action, known, context)[0]
+        return self._serve((x, prev, level, action, known), context, ())[0]
 
     def _serve(
-        self, x: Tensor, prev: Tensor, level: Tensor, action: Tensor, known: Tensor, context: Context
-    ) -> tuple[Tensor, list[Tensor]]:
-        embedded, shared, final = self.embed(x, prev, level, action, known)
+        self, inputs: tuple[Tensor, ...], context: Context, ahead: Sequence[int]
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        embedded, shared, final = self.embed(*inputs)
         # Of all layers at once: a pass of one session is many small operations.
         m = shared[:, 0] + torch.stack([block.table for block in self._blocks])[:, None]
         m[:, :, ::3] += 1
         scales = torch.stack([scale for block in self._blocks for scale in (block.q_scale, block.k_scale)])
         scales = scales.view(len(self.blocks), 2, 1, -1)
-        if context.turn is None:
-            context.turn = self.turn(context.position)
-        h, turn, keys = embedded[:, 0], context.turn, []
-        for block, modulation, scale, room in zip(self._blocks, m.unsqueeze(3), scales, context.seen, strict=True):
-            h, k = block.serve(h, modulation, scale, turn, room)
+        turn, after = context.turn, context.ahead(ahead) if ahead else None
+        if turn is None or ahead:
+            turn = context.turn = self.turn([*context.position, *(context.position[row] + 1 for row in ahead)])
+        h, keys, values = embedded[:, 0], [], []
+        per_layer = zip(self._blocks, m.unsqueeze(3), scales, context.seen, strict=True)
+        for layer, (block, modulation, scale, room) in enumerate(per_layer):
+            h, k, v = block.serve(h, modulation, scale, turn, room, after, layer)
             keys.append(k)
-        return self.head(h[:, None], final), keys
+            values.append(v)
+        if ahead:
+            context.go_on(ahead)
+        return self.head(h[:, None], final), keys, values
 
 
 def band_mask(frames: int, tokens: int, window: int) -> Tensor:

@@ -16,7 +16,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .dit import Context, DiT, denoise
+from .dit import DiT, denoise
+from .window import Context
 
 BATCH = 64  # futures in one pass: more are no faster each, and their keys and values take room
 

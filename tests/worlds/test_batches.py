@@ -209,6 +209,36 @@ def test_jobs_that_join_between_passes_make_the_same_frames(small_checkpoints: P
         driver.close()
 
 
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_a_clean_pass_takes_the_next_frame_along(small_checkpoints: Path, steps: int) -> None:
+    """n imagined frames take n s + 1 passes; real ones, which are clean from the start, go by twos. Nobody waits for
+    another, and each pass is one launch where equally many frames are held."""
+    stage: Any = frames(checkpoints=str(small_checkpoints), denoise_steps=steps)
+    driver, launches = opened(stage, "abc"), 0
+    serve = stage.model._serve
+
+    def counted(*inputs: Any) -> Any:
+        nonlocal launches
+        launches += 1
+        return serve(*inputs)
+
+    stage.model._serve = counted
+    for tick, (asks, want) in enumerate(
+        (
+            ({"a": see(0, 5), "b": see(0, 5), "c": see(0, 5)}, 3),
+            ({"a": ahead(4, 1), "b": ahead(4, 4), "c": ahead(4, 3)}, 4 * steps + 1),
+            ({"b": see(9, 1)}, 1),
+            ({"a": infer(1, 3)}, 3 * steps + 1),
+        )
+    ):
+        launches = 0
+        for name, outputs in driver.together(tick, asks).items():
+            assert not isinstance(outputs, Exception), outputs
+            driver.commit(name, tick)
+        assert launches == want, tick
+    driver.close()
+
+
 def test_a_job_that_leaves_takes_nothing_along(small_checkpoints: Path) -> None:
     """A cancelled job's neighbours go on, and its session is as before."""
     stage: Any = frames(checkpoints=str(small_checkpoints))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -83,3 +85,35 @@ def test_one_step_ends_at_the_clean_guess(model: DiT) -> None:
     context = model.roped_context(torch.zeros(c.layers, 2, 1, 0, c.heads, c.head_dim))
     guess = prev + model.frame(noise, prev, torch.ones(1, 1), action, known, context)[0]
     assert torch.equal(denoise(model, prev, action, known, context, noise, 1), guess)
+
+
+@pytest.mark.parametrize("held", [0, 2, 3])
+@pytest.mark.parametrize("rows", [(0, 1, 2), (1,), (0, 2)])
+@torch.no_grad()
+def test_a_frame_and_the_one_ahead_share_a_pass(model: DiT, held: int, rows: Sequence[int]) -> None:
+    """As in two passes with the frame kept in between, from filling windows to full ones whose oldest frames stand in
+    different places."""
+    c, g, b = model.config, torch.Generator().manual_seed(held), 3
+    one = model.roped_context(torch.randn(c.layers, 2, b, held * c.tokens, c.heads, c.head_dim, generator=g))
+    if held == c.window - 1:
+        one.keep([1, 2])
+        one.keep([2])
+    two = replace(one, room=one.room.clone(), position=list(one.position))
+    n, ahead = b + len(rows), slice(b, None)
+    x, prev = torch.randn(2, n, 1, c.tokens, c.token_dim, generator=g)
+    level, action = torch.rand(n, 1, generator=g), torch.randn(n, 1, 2, generator=g)
+    known = torch.rand(n, 1, generator=g) > 0.3
+    inputs = (x, prev, level, action, known)
+    for _ in range(2 if len(rows) == b else 1):  # twice: the first leaves all behind as it should be
+        got, fresh = model.frame(*inputs, one, rows)
+        want, kv = model.frame(*(t[:b] for t in inputs), two)
+        two.keep(rows)
+        alone = two if len(rows) == b else replace(two, room=two.room[:, :, list(rows)].clone())
+        alone.position, alone.turn = [two.position[row] for row in rows], None
+        later, its = model.frame(*(t[ahead] for t in inputs), alone)
+        assert (got - torch.cat([want, later])).abs().max() <= 1e-5 * got.abs().max()
+        assert (fresh - torch.cat([kv, its], 2)).abs().max() <= 1e-5 * fresh.abs().max()
+    assert later.abs().max() > 0.1  # the weights do something
+    assert [one.position[row] for row in rows] == alone.position
+    left, want = one.room[:, :, list(rows), : alone.seen.shape[3]], alone.seen
+    assert (left - want).abs().max() <= 1e-5 * want.abs().max()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
 
@@ -12,22 +13,40 @@ from torch import Tensor
 from omni_loop.messages import PayloadKind, Scalar
 from omni_loop.stage import Outputs, Payload, StageItem
 
-from ..dit import Context
+from ..window import Context
+
+
+@dataclass(slots=True)
+class Frame:
+    """What a pass takes: ``x [p, c]`` at noise ``level`` behind ``prev [p, c]`` under ``action [a]``, if that is
+    ``known``. Level 0 is the clean pass; a denoise step leads all but ``ratio`` of the way from ``x`` to its guess."""
+
+    x: Tensor
+    prev: Tensor
+    action: Tensor
+    known: bool
+    steps: Sequence[tuple[float, float]]  # levels from and to which the denoise steps lead that are to come
+
+    @property
+    def level(self) -> float:
+        return self.steps[0][0] if self.steps else 0.0
+
+    @property
+    def ratio(self) -> float:
+        now, then = self.steps[0] if self.steps else (1.0, 1.0)
+        return then / now
 
 
 class FrameJob:
     """A tick's frames in order: ``observed`` real ones, then ``imagined`` ones. ``actions [k, a]`` lead to the last
     k of them; to a first frame leads none. Real frames' latents are given, or read from ``images`` first.
 
-    The next pass takes ``x [p, c]`` at noise ``level`` behind ``prev [p, c]`` under ``action [a]``, if that is
-    ``known``. Level 0 is the clean pass; a denoise step leads all but ``ratio`` of the way from ``x`` to its guess. The
-    session's state is not written before :meth:`store`.
+    The next pass takes the ``present`` frame and, with its clean pass, the first one of the frame ``ahead``, if there
+    is one: n frames of s denoise steps take n s + 1 passes. The session's state is not written before :meth:`store`.
     """
 
-    x: Tensor
-    prev: Tensor
-    action: Tensor
-    known: bool
+    present: Frame
+    ahead: Frame | None = None
 
     def __init__(
         self,
@@ -43,11 +62,10 @@ class FrameJob:
         self._item, self._actions, self._meta = item, actions, meta
         self._observed, self._frames = observed, observed + imagined
         self._steps = list(pairwise(levels))
-        self._step = 0  # of the present frame
         self._generator = torch.Generator().manual_seed(item.noise_seed("frames"))
         self._real = latents
         self.images = images
-        self._last: Tensor | None = None  # latents of the frame before the present one
+        self._last: Tensor | None = None  # latents of the frame before the first one
         self._made: list[Tensor] = []  # latents of the frames that are done,
         self._fresh: list[Tensor] = []  # and their keys and values [layers, 2, p, h, e]
         self.context: Context | None = None  # with a row for every job of the same passes
@@ -57,12 +75,16 @@ class FrameJob:
         """``context`` for this job alone; ``last`` are the latents of the frame before, if there is one."""
         self.context, self._last = context, last
         if self.images is None:
-            self._next_frame()
+            self._begin()
 
     def see(self, latents: Tensor) -> None:
         """The latents ``[n, p, c]`` of the images."""
         self._real, self.images = latents, None
-        self._next_frame()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.present = self._frame(0, self._last)
+        self._look_ahead()
 
     @property
     def finished(self) -> bool:
@@ -74,39 +96,35 @@ class FrameJob:
         assert self.context is not None
         return self.context.position[self.row]
 
-    @property
-    def level(self) -> float:
-        return self._steps[self._step][0] if self._step < len(self._steps) else 0.0
-
-    @property
-    def ratio(self) -> float:
-        now, then = self._steps[self._step] if self._step < len(self._steps) else (1.0, 1.0)
-        return then / now
-
     def end_step(self, x: Tensor) -> None:
-        """A denoise step has led to ``x``."""
-        self.x, self._step = x, self._step + 1
+        """A denoise step of the present frame has led to ``x``."""
+        self.present.x, self.present.steps = x, self.present.steps[1:]
+        self._look_ahead()
 
     def end_frame(self, fresh: Tensor) -> None:
-        """The clean pass gave the present frame's keys and values ``[layers, 2, p, h, e]``."""
-        self._made.append(self.x)
+        """The clean pass gave the present frame's keys and values ``[layers, 2, p, h, e]``. The one ahead is next."""
+        self._made.append(self.present.x)
         self._fresh.append(fresh)
-        self._last = self.x
-        if not self.finished:
-            self._next_frame()
+        if self.ahead is not None:
+            self.present, self.ahead = self.ahead, None
+            self._look_ahead()
 
-    def _next_frame(self) -> None:
-        i = len(self._made)
+    def _look_ahead(self) -> None:
+        """Set the frame ahead: what leads to it is known once the present one is clean."""
+        if self.present.level == 0 and (i := len(self._made) + 1) < self._frames:
+            self.ahead = self._frame(i, self.present.x)
+
+    def _frame(self, i: int, last: Tensor | None) -> Frame:
+        """Frame ``i`` of the tick behind ``last``."""
         if i < self._observed:
             assert self._real is not None
-            self.x, self._step = self._real[i], len(self._steps)
+            x, steps = self._real[i], []
         else:
-            assert self._last is not None
-            self.x, self._step = torch.randn(self._last.shape, generator=self._generator).to(self._last.device), 0
-        self.prev = self.x if self._last is None else self._last  # a first frame stands in for the one before it
+            assert last is not None
+            x, steps = torch.randn(last.shape, generator=self._generator).to(last.device), self._steps
         at = i - (self._frames - len(self._actions))
-        self.known = at >= 0
-        self.action = self._actions[at] if self.known else self._actions.new_zeros(self._actions.shape[1])
+        action = self._actions[at] if at >= 0 else self._actions.new_zeros(self._actions.shape[1])
+        return Frame(x, x if last is None else last, action, at >= 0, steps)  # a first frame is behind itself
 
     def store(self) -> Outputs:
         """Stage blocks and latents of all frames. The output holds the imagined ones, or all when none is."""

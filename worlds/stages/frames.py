@@ -5,7 +5,8 @@ every block from its first step on. For that the blocks of ``max_predict`` more 
 looks at: what follows is as if nothing had been imagined.
 
 Every frame takes some passes, a predicted one its denoise steps and then the clean pass that writes its keys and
-values, a real one the clean pass alone. Between two passes the jobs of other sessions may join.
+values, a real one the clean pass alone. With a frame's clean pass the next frame takes its first one. Between two
+passes the jobs of other sessions may join.
 
 Inputs: ``actions`` (the client's, or the act head's chunk), ``observation`` (real frames to recondition on) or
 ``latents`` (of the frame the context stage saw). Output: ``latents [n, 16, c]`` of the predicted frames with
@@ -118,25 +119,29 @@ class FramesStage:
             job.see(latents)
 
     def _pass(self, jobs: list[FrameJob]) -> None:
-        """One pass of jobs with equally many frames behind the present one."""
+        """One pass of jobs with equally many frames behind the present one. Those ahead stand behind all present."""
         jobs, context = side_by_side(jobs)
-        given = torch.tensor([(job.level, job.known, job.ratio) for job in jobs], device=self.device)
+        ahead = [i for i, job in enumerate(jobs) if job.ahead is not None]
+        rows = [*range(len(jobs)), *ahead]
+        frames = [job.present for job in jobs] + [job.ahead for job in jobs if job.ahead is not None]
+        given = torch.tensor([(frame.level, frame.known, frame.ratio) for frame in frames], device=self.device)
         level, known, ratio = given.split(1, 1)
-        action = torch.stack([job.action for job in jobs])[:, None]
-        x, prev = torch.stack([job.x for job in jobs])[:, None], torch.stack([job.prev for job in jobs])[:, None]
-        clean = [i for i, job in enumerate(jobs) if job.level == 0]
-        if clean:
-            residual, fresh = self.model.frame(x, prev, level, action, known > 0, context)
-            context.keep(clean)
+        action = torch.stack([frame.action for frame in frames])[:, None]
+        x, prev = torch.stack([f.x for f in frames])[:, None], torch.stack([f.prev for f in frames])[:, None]
+        clean = [frame.level == 0 for frame in frames]
+        if any(clean):
+            residual, fresh = self.model.frame(x, prev, level, action, known > 0, context, ahead)
+            # The pass itself keeps those that have one ahead.
+            context.keep([row for i, row in enumerate(rows) if clean[i] and (i >= len(jobs) or row not in ahead)])
         else:
             residual = self.model.residual(x, prev, level, action, known > 0, context)
-        if len(clean) < len(jobs):
+        if not all(clean):
             x = torch.lerp(prev + residual, x, ratio[:, :, None, None])
-        for i, (job, latents) in enumerate(zip(jobs, x[:, 0].unbind(), strict=True)):
-            if job.level == 0:
-                job.end_frame(fresh[:, :, i])
+        for i, (row, latents) in enumerate(zip(rows, x[:, 0].unbind(), strict=True)):
+            if clean[i]:
+                jobs[row].end_frame(fresh[:, :, i])
             else:
-                job.end_step(latents)
+                jobs[row].end_step(latents)
 
     def _recondition(self, item: StageItem) -> FrameJob:
         arrays = item.inputs["observation"].arrays
