@@ -69,9 +69,12 @@ class Bed:
         return found
 
     def check(self) -> None:
-        """The runners' books balance; between ticks only."""
+        """The runners' books balance, and no payload is held but what awaits a next tick; between ticks only."""
         for runner in self.runners:
             runner.state.check()
+        held = sum(runner.connector.health().payloads for runner in self.runners)
+        fed = sum(len(live.session.feedback) for live in self.core._live.values())
+        expect(held == fed, f"{held} payloads are held, {fed} of them for next ticks")
 
 
 @dataclass
