@@ -178,7 +178,7 @@ async def test_a_name_that_cannot_be_and_one_that_is_not_there(store: ZarrSnapsh
         info = await saved(t)
         with pytest.raises(InvalidInput, match="cannot name a snapshot"):
             await t.core.snapshot(info.id, info.token, "../a")
-        with pytest.raises(UnknownName, match="there is no snapshot 'ab'$"):
+        with pytest.raises(UnknownName, match="there is no snapshot 'ab'"):
             await t.core.restore("ab")
         assert (await walk(t, info, range(9, 10), first_seq=9))[0][2][0] == 9
 
