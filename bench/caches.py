@@ -76,7 +76,8 @@ class Cached(Rollout):
 
 class Dense(Cached):
     """A tensor per session, its oldest frame overwritten by the newest; sessions meet in one batch, for which their
-    tensors are put side by side once a tick, as ours are. What differs are pages and all that is kept in books."""
+    tensors are put side by side once a tick, as ours are. What differs are pages, all that is kept in books, and
+    that a frame's clean pass is a pass of its own."""
 
     def __init__(self, model: DiT, steps: int, first: Tensor) -> None:
         super().__init__(model, steps, first)
