@@ -128,7 +128,7 @@ def test_other_seeds_imagine_other_frames(client: Client, episode: list[Seen]) -
 
 
 def test_wrong_inputs_are_named_and_the_session_goes_on(client: Client, episode: list[Seen]) -> None:
-    assert set(client.info().pipelines["pusht-world"].ops) == {Op.RECONDITION, Op.PREDICT}
+    assert set(client.info().pipelines["pusht-world"].ops) == {Op.RECONDITION, Op.PREDICT, Op.PLAN}
     with pytest.raises(Unsupported, match="prompt"):
         client.open("pusht-world", prompt="push")
     wrong: dict[str, tuple[type[OmniLoopError], str, Any]] = {

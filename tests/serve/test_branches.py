@@ -92,7 +92,7 @@ async def test_a_snapshot_is_restored_by_its_name(client: AsyncClient) -> None:
     assert (restored.epoch, restored.seed, restored.start_step, restored.keys) == (1, 10, 2, session.keys)
     assert first(await restored.infer(ARRAYS, 3)) == (14, 400)
     assert first(await (await client.restore("after-3")).infer(ARRAYS, 3)) == (14, 400)
-    with pytest.raises(UnknownName, match="Did you mean 'after-3'"):
+    with pytest.raises(UnknownName, match="there is no snapshot 'after-2'"):
         await client.restore("after-2")
 
 
