@@ -111,7 +111,9 @@ def _table(name: str, results: Sequence[Result], quick: bool) -> Table:
     look: dict[str, Any] = {"box": None, "padding": (0, 2, 0, 0), "pad_edge": False}
     out = Table(title=f"bench {name}", title_justify="left", caption=caption, caption_justify="left", **look)
     for column in ("row", "ours", "baseline", "unit", "ratio", "bar", ""):
-        out.add_column(column, justify="right" if column in ("ours", "baseline", "ratio") else "left", no_wrap=True)
+        folds = column in ("row", "bar")  # in a narrow terminal; figures and the verdict stay whole
+        justify: Any = "right" if column in ("ours", "baseline", "ratio") else "left"
+        out.add_column(column, justify=justify, no_wrap=not folds, overflow="fold" if folds else "ellipsis")
     for result in results:
         shown = result.as_json()
         numbers = [_number(shown[key]) for key in ("ours", "baseline", "ratio")]
