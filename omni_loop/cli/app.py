@@ -161,7 +161,7 @@ class _Check(TyperGroup):
     """``check`` names deployments; ``check board`` is a command of its own."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        return super().resolve_command(ctx, args if args[:1] == ["board"] else ["deployments", *args])
+        return super().resolve_command(ctx, args if args[0] in ("board", "deployments") else ["deployments", *args])
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args:
@@ -206,7 +206,7 @@ def check_board(
     """Run the reliability board: load held and faults survived, over toy models and the real runtime.
 
     Prints a line per row, as JSON: name, seed, commit, number, unit, and whether it passed. A row that did not run says
-    "not run". Exit code 1 when a row failed.
+    "not run". Exit code 1 when a row failed, or one asked for by name did not run.
     """
     from .check import run_board
 

@@ -269,7 +269,10 @@ def _recondition(spec: SessionSpec, session: Session, request: TickRequest) -> W
     rows = count - 1 if fresh else count
     executed = request.executed if request.executed is not None else np.zeros((0, spec.action.shape[0]), np.float32)
     if len(executed) != rows:
-        why = "the first has no predecessor" if fresh else "each has a predecessor"
+        why = "each has a predecessor"
+        if fresh:
+            there = f"first_step is {first}, the session's frames begin at step {now.origin}"
+            why = f"the first has no predecessor{f' ({there})' if now.origin >= 0 else ''}"
         raise InvalidInput(
             f"'executed' has {len(executed)} rows for {count} frames, expected {rows}: {why}", reason=Reason.BAD_TENSOR
         )

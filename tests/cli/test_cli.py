@@ -11,6 +11,7 @@ import pytest
 
 from omni_loop import registry
 from omni_loop.cli import main
+from omni_loop.config import shipped
 from omni_loop.errors import ConfigError
 
 
@@ -195,3 +196,17 @@ def test_a_deployment_is_no_board(run) -> None:
     ran = run("check", "boart")
     assert ran.code == 2
     assert "no shipped deployment is called 'boart'" in ran.out
+
+
+def test_check_without_arguments_is_of_everything_shipped(run: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[list[str]] = []
+    monkeypatch.setattr("omni_loop.cli.check.check_all", lambda names, console: checked.append(list(names)) or True)
+    assert run("check").code == 0  # type: ignore[operator]
+    assert run("check", "demo", "pusht").code == 0  # type: ignore[operator]
+    assert checked == [shipped("serve"), ["demo", "pusht"]]
+
+
+def test_a_board_row_that_is_asked_for_and_not_built_is_no_pass(run: object) -> None:
+    ran = run("check", "board", "--rows", "F1")  # type: ignore[operator]
+    assert ran.code == 1
+    assert '"not run"' in ran.out
