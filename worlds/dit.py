@@ -116,25 +116,33 @@ class Block(nn.Module):
         return F.rms_norm(q, (e,)) * self.q_scale, F.rms_norm(k, (e,)) * self.k_scale, v
 
     def serve(
-        self, x: Tensor, m: Tensor, scale: Tensor, turn: Rope, room: Tensor, ahead: Ahead | None, layer: int
+        self, x: Tensor, m: Tensor, scale: Tensor, turn: Rope, room: Tensor, ahead: Ahead | None, layer: int, quiet: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Frames ``[n, p, d]``: the present ones, whose roped keys and values are written to the head of ``room [2, b,
         s, h, e]``, to which they attend, and those ``ahead``. The block's output and the frames' un-roped keys and
         values ``[n, p, h, e]``. ``m [n, 6, 1, d]`` as :meth:`modulation`, with 1 added where it scales; ``scale [2, 1,
-        e]`` of queries and keys."""
+        e]`` of queries and keys. With ``quiet``, the number of the present ones, the output is of those ahead alone."""
         (n, p, d), b = x.shape, room.shape[1]
         y = torch.addcmul(m[:, 1], F.layer_norm(x, (d,)), m[:, 0])
         qkv = self.qkv(y).view(n, p, 3, self.heads, self.head_dim)
         qk = F.rms_norm(qkv[:, :, :2], (self.head_dim,)) * scale
         q, k = torch.addcmul(qk * turn[0], qk.roll(self.head_dim // 2, -1), turn[1]).unbind(2)
         v = qkv[:, :, 2]
-        a = look(q[:b], k[:b], v[:b], room, slice(None))
+        seen = []
+        if quiet:
+            room[0, :, :p], room[1, :, :p] = k[:b], v[:b]
+        else:
+            seen.append(look(q[:b], k[:b], v[:b], room, slice(None)))
         if ahead is not None:
             then = ahead.seen[layer]
             for rows, place in ahead.kept:
                 then[:, rows, place] = then[:, rows, :p]
-            a = torch.cat([a, look(q[b:], k[b:], v[b:], then, ahead.rows)])
-        x = torch.addcmul(x, m[:, 2], self.out(a.reshape(n, p, d)))
+            seen.append(look(q[b:], k[b:], v[b:], then, ahead.rows))
+        x, m = x[quiet:], m[quiet:]
+        if not seen:
+            return x, qk[:, :, 1], v
+        a = seen[0] if len(seen) == 1 else torch.cat(seen)
+        x = torch.addcmul(x, m[:, 2], self.out(a.reshape(n - quiet, p, d)))
         y = torch.addcmul(m[:, 4], F.layer_norm(x, (d,)), m[:, 3])
         return torch.addcmul(x, m[:, 5], self.down(gelu(self.up(y)))), qk[:, :, 1], v
 
@@ -251,14 +259,16 @@ class DiT(nn.Module):
         known: Tensor,
         context: Context,
         ahead: Sequence[int] = (),
+        quiet: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """One frame ``[b, 1, p, c]`` in its context, where its roped keys and its values are left: the residual, and
         this frame's un-roped keys and values ``[layers, 2, b, p, h, e]`` for the pool.
 
         In the rows ``ahead``, in order, the pass keeps the present frame and goes on to the next one, whose inputs
-        stand behind those of all present ones; so do its results.
+        stand behind those of all present ones; so do its results. ``quiet``: nobody wants the residual of the present
+        frames, as of clean ones, and it is not computed: that given is of those ahead.
         """
-        residual, keys, values = self._serve((x, prev, level, action, known), context, ahead)
+        residual, keys, values = self._serve((x, prev, level, action, known), context, ahead, quiet)
         return residual, torch.stack([torch.stack(keys), torch.stack(values)], 1)
 
     @torch.no_grad()
@@ -266,10 +276,15 @@ class DiT(nn.Module):
         self, x: Tensor, prev: Tensor, level: Tensor, action: Tensor, known: Tensor, context: Context
     ) -> Tensor:
         """The residual alone: all that a denoise step wants."""
-        return self._serve((x, prev, level, action, known), context, ())[0]
+        return self._serve((x, prev, level, action, known), context, (), False)[0]
+
+    @torch.no_grad()
+    def look_at(self, x: Tensor, prev: Tensor, action: Tensor, known: Tensor, context: Context) -> None:
+        """The clean pass alone: the present frame's keys and values are left in its context."""
+        self._serve((x, prev, torch.zeros(x.shape[:2], device=x.device), action, known), context, (), True)
 
     def _serve(
-        self, inputs: tuple[Tensor, ...], context: Context, ahead: Sequence[int]
+        self, inputs: tuple[Tensor, ...], context: Context, ahead: Sequence[int], quiet: bool
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         embedded, shared, final = self.embed(*inputs)
         # Of all layers at once: a pass of one session is many small operations.
@@ -282,13 +297,16 @@ class DiT(nn.Module):
             turn = context.turn = self.turn([*context.position, *(context.position[row] + 1 for row in ahead)])
         h, keys, values = embedded[:, 0], [], []
         per_layer = zip(self._blocks, m.unsqueeze(3), scales, context.seen, strict=True)
+        # What nobody wants of the last block is left out.
+        leave = len(h) - len(ahead) if quiet else 0
         for layer, (block, modulation, scale, room) in enumerate(per_layer):
-            h, k, v = block.serve(h, modulation, scale, turn, room, after, layer)
+            last = layer + 1 == len(self.blocks)
+            h, k, v = block.serve(h, modulation, scale, turn, room, after, layer, leave if last else 0)
             keys.append(k)
             values.append(v)
         if ahead:
             context.go_on(ahead)
-        return self.head(h[:, None], final), keys, values
+        return self.head(h[:, None], final[leave:]), keys, values
 
 
 def band_mask(frames: int, tokens: int, window: int) -> Tensor:

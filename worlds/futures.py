@@ -47,7 +47,6 @@ class Futures:
         n, steps, device = len(actions), actions.shape[1], self._last.device
         context = self._forked(n)
         known = torch.ones(n, 1, dtype=torch.bool, device=device)
-        clean = torch.zeros(n, 1, device=device)
         prev = self._last.expand(n, 1, *self._last.shape)
         frames: list[Tensor] = []
         for i, action in enumerate(actions.unsqueeze(2).unbind(1)):
@@ -55,7 +54,7 @@ class Futures:
             latents = denoise(self._model, prev, action, known, context, noise, self._steps)
             frames.append(latents[:, 0])
             if i + 1 < steps:
-                self._model.residual(latents, prev, clean, action, known, context)
+                self._model.look_at(latents, prev, action, known, context)
                 context.keep(range(n))
             prev = latents
             yield

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..errors import InvalidInput, OmniLoopError, Reason, StateError, UnknownName, Unsupported, nearest
 from ..messages import ResetSession, RewindSession
-from ..session.log import Base, Version
+from ..session.log import Base, SessionLog, Version
 from ..session.machine import Phase, SessionMachine
 from ..session.snapshot import SnapshotData, SnapshotStore
 from ..types import MAX_COUNT
 from .flight import Flight
 from .live import Live, close_all, evicted
 from .prepare import check_prompt, check_seed
-from .rebuild import check_fits, rebuild
+from .rebuild import check_fits, load_base, rebuild
 from .request import SessionInfo
 from .sessions import Sessions
 from .tick import all_of
@@ -149,16 +149,29 @@ class Branching(Sessions):
         if feedback is not None and known and await self._rewind_runners(live, version, epoch):
             live.feed(feedback, epoch, version.tick)
         else:
+            await self._check_way_back(live, version)
             await self._rebuild(live, epoch, version)
         log.cut(version)
         session.chunk, session.reply = version.chunk, None
         return machine.rewound(version.position), version.position.step
 
+    async def _check_way_back(self, live: Live, version: Version) -> None:
+        """Refuse before anything is touched what a replay cannot reach: a rewind that fails must lose nothing."""
+        log = live.session.log
+        if not log.reaches(version):
+            log.forget(version)
+            raise _no_way_back(log, version, "made room for others")
+        if log.base is not None and live.session.machine.phase is not Phase.EVICTED:
+            try:
+                await load_base(log.base, self._store, version.position.step)
+            except StateError as error:
+                raise _no_way_back(log, version, f"would be made anew from a snapshot, but {error.text}") from error
+
     async def _rewind_runners(self, live: Live, version: Version, epoch: int) -> bool:
         """Whether every runner went back; False: the log shall bring the session there. Without a log that can, a
         version that one runner has given up is refused, and the others come forward again."""
         session, log, runners = live.session, live.session.log, live.route.runners()
-        aside = f"{session.id}~" if len(runners) > 1 and not log.complete else ""
+        aside = f"{session.id}~" if len(runners) > 1 and not log.reaches(version) else ""
         if aside:
             await self._on_state(live, lambda: live.fork(aside, None))
         command = RewindSession(session.id, epoch, version.epoch, version.tick)
@@ -171,16 +184,14 @@ class Branching(Sessions):
             await close_all(runners, aside)
         if not errors:
             return True
-        if len(gone) < len(errors) or log.complete:
+        if len(gone) < len(errors) or log.reaches(version):
             odd = next((e for e in errors if e not in gone and not evicted(e)), None)
             if odd is not None:
                 self._lose(live, None, odd)
                 raise odd
             return False
         log.forget(version)
-        step = version.position.step
-        text = f"the state of step {step} made room for others, and there is no way back: {_reachable(log.steps())}"
-        raise StateError(text, reason=Reason.BAD_REQUEST)
+        raise _no_way_back(log, version, "made room for others")
 
     async def _become(self, live: Live, other: str) -> None:
         try:
@@ -279,3 +290,8 @@ def _reachable(steps: list[int]) -> str:
     shown = ", ".join(map(str, steps[-16:]))
     more = f" and {len(steps) - 16} earlier ones" if len(steps) > 16 else ""
     return f"steps that can be reached: {shown}{more}" if steps else "no step can be reached"
+
+
+def _no_way_back(log: SessionLog[Any], version: Version, why: str) -> StateError:
+    text = f"the state of step {version.position.step} {why}, and there is no way back: {_reachable(log.steps())}"
+    return StateError(text, reason=Reason.BAD_REQUEST)

@@ -322,7 +322,8 @@ def _plan(graph: CompiledPipeline, session: Session, request: TickRequest) -> Wo
         candidates=wanted.candidates,
         iterations=wanted.iterations,
         method=wanted.method,
-        budget_ms=wanted.budget_ms,
+        # A search nobody waits for any more would hold its runner.
+        budget_ms=min((ms for ms in (wanted.budget_ms, request.deadline_ms) if ms > 0), default=0.0),
     )
     return Work(
         op=Op.PLAN,

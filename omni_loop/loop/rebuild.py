@@ -27,8 +27,9 @@ async def rebuild(live: Live, store: SnapshotStore | None, epoch: int, upto: Ver
     step = session.machine.position.step
     if not log.complete:
         raise _lost(step, "its log does not reach back to its beginning")
+    assert upto is None or log.reaches(upto), "a rewind was let through that the log does not reach"
     entries: list[Entry[Logged]] = log.until(upto)
-    base = None if log.base is None else await _load(log.base, store, step)
+    base = None if log.base is None else await load_base(log.base, store, step)
     epochs = [*(e.version.epoch for e in entries), epoch]
     seed = entries[0].seed if entries else session.seed
     await live.vacate()
@@ -71,7 +72,8 @@ async def _again(live: Live, entry: Entry[Logged], next_epoch: int) -> None:
         await run.release()
 
 
-async def _load(base: Base, store: SnapshotStore | None, step: int) -> SnapshotData:
+async def load_base(base: Base, store: SnapshotStore | None, step: int) -> SnapshotData:
+    """The snapshot a log begins with; StateError (SESSION_LOST) when it is not there any more as it was."""
     if store is None:
         raise _lost(step, "this server keeps no snapshots")
     try:

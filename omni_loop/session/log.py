@@ -98,11 +98,18 @@ class SessionLog(Generic[W]):
         """The tick is over, and this is what it fed to the next one."""
         self.kept.append(Kept(version, feedback))
 
+    def reaches(self, version: Version) -> bool:
+        """Whether a replay can lead to ``version``: the log is whole from a base that is not after it."""
+        return self.complete and (self.base is None or self.base.version.key <= version.key)
+
     def snapshotted(self, base: Base) -> None:
-        """The present state was saved."""
+        """The present state was saved. A log that began with a snapshot of that name, which is no more, or that was not
+        complete, begins here now."""
         self.saved = base
-        if not self.complete:
+        if not self.complete or (self.base is not None and self.base.name == base.name):
             self.base, self.complete = base, True
+            self.entries = [e for e in self.entries if e.version.key > base.version.key]
+            self.nbytes = sum(e.nbytes for e in self.entries)
 
     def find(self, step: int) -> Version | None:
         """The latest version that stands at ``step``."""

@@ -319,3 +319,32 @@ async def test_many_sessions_take_turns_in_the_room_of_one() -> None:
             for number, info in enumerate(infos):
                 told[number] += await walk(t, info, range(step, step + 1))
         assert told == expected
+
+
+async def test_a_rewind_to_before_the_logs_base_is_refused_and_loses_nothing(tmp_path: Path) -> None:
+    expected = await uncut(2 * FULL)
+    store = ZarrSnapshots(tmp_path / "s", 1 << 24)
+    async with toy(WALKER, ONE, settings=ANY, config=SHORT, store=store) as t:
+        info = await t.core.open("walker", seed=5)
+        await walk(t, info, range(FULL))
+        await t.core.snapshot(info.id, info.token, "a")
+        await walk(t, info, range(FULL, FULL + 2))
+        await crowd_out(t)
+        with pytest.raises(StateError, match="no way back") as refused:
+            await t.core.rewind(info.id, info.token, FULL - 2)
+        assert refused.value.reason is Reason.BAD_REQUEST
+        assert await walk(t, info, range(FULL + 2, FULL + 3)) == expected[FULL + 2 : FULL + 3]
+
+
+async def test_saving_again_under_the_same_name_loses_nothing(tmp_path: Path) -> None:
+    expected = await uncut(2 * FULL)
+    store = ZarrSnapshots(tmp_path / "s", 1 << 24)
+    async with toy(WALKER, ONE, settings=ANY, config=SHORT, store=store) as t:
+        info = await t.core.open("walker", seed=5)
+        await walk(t, info, range(FULL))
+        await t.core.snapshot(info.id, info.token, "a")
+        await walk(t, info, range(FULL, FULL + 2))
+        await t.core.snapshot(info.id, info.token, "a")
+        await walk(t, info, range(FULL + 2, FULL + 3))
+        await crowd_out(t)
+        assert await walk(t, info, range(FULL + 3, FULL + 4)) == expected[FULL + 3 : FULL + 4]

@@ -130,13 +130,17 @@ class FramesStage:
         x, prev = torch.stack([f.x for f in frames])[:, None], torch.stack([f.prev for f in frames])[:, None]
         clean = [frame.level == 0 for frame in frames]
         if any(clean):
-            residual, fresh = self.model.frame(x, prev, level, action, known > 0, context, ahead)
+            quiet = all(clean[: len(jobs)])  # no residual is wanted of those present
+            residual, fresh = self.model.frame(x, prev, level, action, known > 0, context, ahead, quiet)
             # The pass itself keeps those that have one ahead.
             context.keep([row for i, row in enumerate(rows) if clean[i] and (i >= len(jobs) or row not in ahead)])
         else:
+            quiet = False
             residual = self.model.residual(x, prev, level, action, known > 0, context)
         if not all(clean):
-            x = torch.lerp(prev + residual, x, ratio[:, :, None, None])
+            first = len(jobs) if quiet else 0
+            noisy = torch.lerp(prev[first:] + residual, x[first:], ratio[first:, :, None, None])
+            x = torch.cat([x[:first], noisy]) if first else noisy
         for i, (row, latents) in enumerate(zip(rows, x[:, 0].unbind(), strict=True)):
             if clean[i]:
                 jobs[row].end_frame(fresh[:, :, i])
