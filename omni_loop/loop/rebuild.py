@@ -60,10 +60,10 @@ async def _again(live: Live, entry: Entry[Logged], next_epoch: int) -> None:
     run = TickRun(live.route, live.session.id, version.epoch, version.tick, work, live.session.feedback, never)
     try:
         await run.run(plan.answer)
-        await run.commit(recomputable=True)
+        await run.commit(live.session.log.recomputable)
         if entry.besides:
             await run.run(plan.besides)
-            await run.commit(recomputable=True)
+            await run.commit(live.session.log.recomputable)
         live.feed(run.fed(), next_epoch, version.tick)
     except BaseException:
         await run.discard()
