@@ -125,7 +125,7 @@ def transport_p50(served: Served) -> Measured:
     return _at(50, served.times.round_trip - served.times.total, served.empty_ms)
 
 
-@BENCH.row("ms")
+@BENCH.row("ms", Bar("ours", "<=", 1.5))
 def on_loopback_p50(served: Served) -> Measured:
     """Both together: all of a round trip but the forward passes."""
     return _at(50, served.times.round_trip - served.times.model)

@@ -44,8 +44,8 @@ class PayloadKey:
 class Receipt:
     """Proof that a payload was put; enough to get it. ``location`` is the backend's own.
 
-    A receipt without a ``connector`` is a promise: what the runner itself will have put under ``key`` when the
-    command's turn comes. So a stage can be submitted before the one it reads from has run.
+    One without a ``location`` is pending: a runner finds what it will itself have put under ``key`` when the command's
+    turn comes, so a stage can be submitted before the one it reads from has run.
     """
 
     key: PayloadKey
@@ -53,10 +53,6 @@ class Receipt:
     connector: str
     location: str
     nbytes: int
-
-    @property
-    def promised(self) -> bool:
-        return not self.connector
 
 
 @dataclass(frozen=True, slots=True)

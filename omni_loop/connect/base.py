@@ -88,13 +88,6 @@ class Connector(Protocol):
             PayloadError: not ready, stale, corrupt or gone; see :func:`outcome_of`.
         """
 
-    def find(self, key: PayloadKey) -> Receipt:
-        """The receipt of what this connector has put under ``key``; never waits.
-
-        Raises:
-            PayloadError: stale, or gone: nothing lies there.
-        """
-
     def cleanup(self, key: PayloadKey) -> None:
         """Forget what was put under ``key``; arrays already got stay valid. Nothing there: nothing happens."""
 
@@ -151,18 +144,6 @@ class Ledger(Generic[E]):
             session.entries[key] = (location, entry)
             self._changed.notify_all()
             return before[1] if before else None
-
-    def held(self, key: PayloadKey) -> tuple[str, E]:
-        """Location and entry of what lies under ``key``. Raises stale or gone."""
-        with self._changed:
-            session = self._sessions.get(key.session)
-            if session and key.epoch < session.epoch:
-                raise payload_error(Outcome.STALE, key, f"the session is in epoch {session.epoch}")
-            found = session.entries.get(key) if session else None
-            if found is None:
-                why = "the connector is closed" if self._closed else "nothing was put under this key"
-                raise payload_error(Outcome.GONE, key, why)
-            return found
 
     def find(self, receipt: Receipt, deadline_s: float) -> E | None:
         """The entry of ``receipt``; None when this process never put it. Raises not ready, stale or gone."""

@@ -33,10 +33,6 @@ class LocalConnector:
             raise payload_error(Outcome.GONE, receipt.key, why)
         return payload
 
-    def find(self, key: PayloadKey) -> Receipt:
-        location, payload = self._ledger.held(key)
-        return Receipt(key, payload.kind, self.name, location, nbytes(payload))
-
     def cleanup(self, key: PayloadKey) -> None:
         self._ledger.remove(key)
 

@@ -89,7 +89,7 @@ class ShmConnector:
             raise
         if before is not None:
             self._names.unlink(before.name)
-        return self._receipt(key, entry)
+        return Receipt(key, payload.kind, self.name, name, sum(a.nbytes for a in arrays.values()))
 
     def get(self, receipt: Receipt, deadline_s: float = 0.0) -> Payload:
         entry = self._ledger.find(receipt, deadline_s)
@@ -98,13 +98,6 @@ class ShmConnector:
         if receipt.connector != self.name:
             raise payload_error(Outcome.GONE, receipt.key, f"it lies in another connector ({receipt.connector})")
         return _read(receipt)
-
-    def find(self, key: PayloadKey) -> Receipt:
-        return self._receipt(key, self._ledger.held(key)[1])
-
-    def _receipt(self, key: PayloadKey, entry: _Entry) -> Receipt:
-        nbytes = sum(array.nbytes for array in entry.payload.arrays.values())
-        return Receipt(key, entry.payload.kind, self.name, entry.name, nbytes)
 
     def cleanup(self, key: PayloadKey) -> None:
         if (entry := self._ledger.remove(key)) is not None:

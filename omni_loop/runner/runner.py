@@ -140,7 +140,7 @@ class Runner:
         nothing was opened."""
         session = self._current(command.session, command.epoch)
         get = self.connector.get
-        inputs = {name: get(self._kept(receipt)) for name, receipt in command.inputs.items()}
+        inputs = {name: get(receipt) for name, receipt in command.inputs.items()}
         return StageItem(
             session=command.session,
             seed=session.seed,
@@ -273,7 +273,7 @@ class Runner:
     def _import(self, command: ImportSession) -> Done:
         states = {}
         for stage, receipt in command.stages.items():
-            payload = self.connector.get(self._kept(receipt))
+            payload = self.connector.get(receipt)
             meta = dict(payload.meta)
             revision, mine = meta.pop(_REVISION, ""), self._stage(stage).revision
             if revision != mine:
@@ -302,10 +302,6 @@ class Runner:
         self._current(command.session, command.epoch)
         self._stage(command.stage)
         raise StageFailed(f"stage {command.stage!r} runs only in a batch")
-
-    def _kept(self, receipt: Receipt) -> Receipt:
-        """The receipt of what was promised."""
-        return self.connector.find(receipt.key) if receipt.promised else receipt
 
     def _decided(self, name: str, tick: int, stages: Iterable[str]) -> None:
         """Nothing of ``tick`` is staged any more in ``stages``."""

@@ -108,23 +108,6 @@ class ConnectorContract:
         other = connector.put(payload_key(session="other", epoch=0), payload)
         connector.get(other)  # epochs are a session's own
 
-    def test_what_lies_under_a_key_is_found(self, connector: Connector, reader: Connector) -> None:
-        payload = Payload(PayloadKind.TOKENS, {"t": np.arange(5)})
-        connector.put(payload_key(), payload)
-        receipt = connector.put(payload_key(), payload)
-        assert connector.find(payload_key()) == receipt
-        np.testing.assert_array_equal(as_numpy(reader.get(connector.find(payload_key())).arrays["t"]), np.arange(5))
-
-    def test_what_is_not_there_is_not_found(self, connector: Connector) -> None:
-        assert refused(lambda: connector.find(payload_key())) is Outcome.GONE
-        connector.put(payload_key(epoch=2), Payload(PayloadKind.TOKENS, {"t": np.arange(5)}))
-        assert refused(lambda: connector.find(payload_key(epoch=2, tick=2))) is Outcome.GONE
-        assert refused(lambda: connector.find(payload_key(epoch=1))) is Outcome.STALE
-        connector.cleanup(payload_key(epoch=2))
-        assert refused(lambda: connector.find(payload_key(epoch=2))) is Outcome.GONE
-        connector.close()
-        assert refused(lambda: connector.find(payload_key(epoch=2))) is Outcome.GONE
-
     def test_what_was_never_put_is_not_ready(self, connector: Connector) -> None:
         receipt = pending(payload_key(), PayloadKind.TOKENS, connector.name)
         assert refused(lambda: connector.get(receipt)) is Outcome.NOT_READY

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from omni_loop.connect.base import pending
 from omni_loop.messages import (
     CloseSession,
     Discard,
@@ -17,7 +18,6 @@ from omni_loop.messages import (
     ForkSession,
     PayloadKey,
     PayloadKind,
-    Receipt,
     ReleasePayloads,
     ResetSession,
     Scalar,
@@ -212,8 +212,7 @@ def test_what_a_command_waits_for_may_be_promised(bed: Bed) -> None:
     for session in "ab":
         command = bed.run(session, 1)
         bed.add(command)
-        promise = Receipt(PayloadKey("p/a.y", session, 0, 1), PayloadKind.HIDDEN, "", "", 0)
-        assert promise.promised
+        promise = pending(PayloadKey("p/a.y", session, 0, 1), PayloadKind.HIDDEN, "local")
         made[session] = bed.add(replace(bed.run(session, 1, "p/b"), inputs={"observation": promise}))
     bed.step()
     assert len(bed.step()) == 2
@@ -240,11 +239,11 @@ def test_what_a_command_waits_for_may_be_promised(bed: Bed) -> None:
 def test_a_promise_nobody_kept_fails_before_anything_is_staged(bed: Bed) -> None:
     bed.open("a")
     bad = bed.add(bed.run("a", 1, mode="raise"))
-    promise = Receipt(PayloadKey("p/a.y", "a", 0, 1), PayloadKind.HIDDEN, "", "", 0)
+    promise = pending(PayloadKey("p/a.y", "a", 0, 1), PayloadKind.HIDDEN, "local")
     late = bed.add(replace(bed.run("a", 1, "p/b"), inputs={"observation": promise}))
     bed.work()
     assert error_of(bed.answers[bad]) == ("internal", "stage_failed")
-    assert error_of(bed.answers[late]) == ("unavailable", "payload_gone")
+    assert error_of(bed.answers[late]) == ("unavailable", "expired")  # not ready
     assert not bed.runner.undecided
 
 
