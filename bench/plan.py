@@ -15,6 +15,7 @@ import torch
 from omni_loop import registry
 from omni_loop.client import connect
 from omni_loop.config import Deployment, load_deployment
+from omni_loop.loop.pipeline import load_pipeline
 from omni_loop.messages import PayloadKind
 from omni_loop.serve.background import BackgroundServer
 from omni_loop.stage import Payload
@@ -131,7 +132,7 @@ class Planned:
         deployment = load_deployment(suite.deployment)
         options: dict[str, dict[str, Any]] = {k: dict(v) for k, v in deployment.stage_options.items()}
         if s.checkpoints:
-            stages = {stage.name for p in deployment.pipelines for stage in registry.load(registry.PIPELINES, p).stages}
+            stages = {stage.name for p in deployment.pipelines for stage in load_pipeline(p).stages}
             for part in stages:
                 options.setdefault(part, {})["checkpoints"] = s.checkpoints
         done: list[object] = []

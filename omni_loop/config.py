@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
 from .errors import ConfigError, UnknownName, nearest
 from .messages import Scalar
@@ -111,10 +111,26 @@ class SnapshotConfig(Section):
     max_bytes: Int64 = 4096 * _MIB  # of all snapshots together
 
 
-class Deployment(Section):
-    """How pipelines run. ``stage_options`` are merged over the options a pipeline gives its stage factories."""
+class PipelineConfig(Section):
+    """A pipeline that a template makes, served as ``name``. ``options`` say of what: a checkpoint, a frame size."""
 
-    pipelines: tuple[str, ...]
+    name: str = Field(min_length=1)
+    template: str
+    options: Mapping[str, Scalar] = Field(default_factory=dict)
+
+
+# The tags keep errors to the form that was meant; see :func:`_problem`.
+_Named = Annotated[
+    Annotated[str, Tag("<name>")] | Annotated[PipelineConfig, Tag("<made>")],
+    Discriminator(lambda value: "<made>" if isinstance(value, (Mapping, PipelineConfig)) else "<name>"),
+]
+
+
+class Deployment(Section):
+    """How pipelines run: registered ones, by name, and those that templates make. ``stage_options`` are merged over the
+    options a pipeline gives its stage factories."""
+
+    pipelines: tuple[_Named, ...]
     listen: Listen = Listen()
     runners: tuple[RunnerConfig, ...] = (RunnerConfig(name="main"),)
     pools: Pools = Pools()
@@ -134,12 +150,17 @@ class Deployment(Section):
 
     @model_validator(mode="after")
     def _names_are_there_and_unique(self) -> Deployment:
-        for what, given in (("pipeline", self.pipelines), ("runner", [r.name for r in self.runners])):
+        for what, given in (("pipeline", self.names), ("runner", [r.name for r in self.runners])):
             if not given:
                 raise ValueError(f"{what}s: at least one must be named")
             if twice := sorted({name for name in given if list(given).count(name) > 1}):
                 raise ValueError(f"{what} {twice[0]!r} is named twice")
         return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What its pipelines are called."""
+        return tuple(p if isinstance(p, str) else p.name for p in self.pipelines)
 
     def place(self, stages: Iterable[str]) -> dict[str, str]:
         """Which runner has which stage: full stage name (``pipeline/stage``) to runner name.
@@ -308,6 +329,7 @@ _SCALARS = ("str", "int", "float", "bool")  # how pydantic names the members of 
 
 
 def _problem(kind: type[BaseModel], error: str, loc: tuple[int | str, ...], message: str) -> str:
+    loc = tuple(part for part in loc if part not in ("<name>", "<made>"))
     if len(loc) > 1 and loc[-1] in _SCALARS:
         loc, message = loc[:-1], "wanted text, a number or true/false"
     where = location(loc)

@@ -13,6 +13,7 @@ from typing import Any
 from .errors import ConfigError, MissingExtra, UnknownName, nearest
 
 PIPELINES = "omni_loop.pipelines"  # -> loop.pipeline.Pipeline
+TEMPLATES = "omni_loop.templates"  # -> callable(name, **options) -> loop.pipeline.Pipeline
 STAGES = "omni_loop.stages"  # -> callable(**options) -> stage.Stage
 ENVS = "omni_loop.envs"  # -> callable(**options) -> env.Env
 DEMOS = "omni_loop.demos"  # -> training.demos.DemoSet

@@ -16,7 +16,11 @@ ONE: dict[str, Any] = {"pipelines": ["p"]}
 
 @pytest.mark.parametrize("name", shipped("serve"))
 def test_shipped_deployments_are_valid_and_name_registered_pipelines(name: str) -> None:
-    assert set(load_deployment(name).pipelines) <= set(registry.names(registry.PIPELINES))
+    for named in load_deployment(name).pipelines:
+        if isinstance(named, str):
+            assert named in registry.names(registry.PIPELINES)
+        else:
+            assert named.template in registry.names(registry.TEMPLATES)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +32,13 @@ def test_shipped_deployments_are_valid_and_name_registered_pipelines(name: str) 
         ({"runners": [{"name": "a", "threads": "2"}]}, "runners[0].threads: Input should be a valid integer"),
         ({"runners": [{"name": "a", "placement": "proces"}]}, "runners[0].placement: Input should be 'thread'"),
         ({"runners": []}, "at least one must be named"),
+        (
+            {"pipelines": [{"name": "a", "templat": "t"}]},
+            "unknown key 'pipelines[0].templat'. Did you mean 'template'?",
+        ),
+        ({"pipelines": [{"name": "a"}]}, "pipelines[0].template: Field required"),
+        ({"pipelines": [3]}, "pipelines[0]: Input should be a valid string"),
+        ({"pipelines": ["a", {"name": "a", "template": "t"}]}, "pipeline 'a' is named twice"),
         ({"pipelines": ["p", "p"]}, "pipeline 'p' is named twice"),
         ({"runners": [{"name": "a"}, {"name": "a"}]}, "runner 'a' is named twice"),
         ({"listen": {"host": "0.0.0.0"}}, "listen.host: '0.0.0.0' is not a loopback address"),

@@ -117,10 +117,10 @@ def serve(
     from ..serve.app import run
 
     console = Console()
-    console.print(f"loading {', '.join(chosen.pipelines)} ...", highlight=False)
+    console.print(f"loading {', '.join(chosen.names)} ...", highlight=False)
 
     def ready(address: str) -> None:
-        console.print(f"serving {', '.join(chosen.pipelines)} on [bold]{address}[/bold]", highlight=False)
+        console.print(f"serving {', '.join(chosen.names)} on [bold]{address}[/bold]", highlight=False)
 
     asyncio.run(run(chosen, ready))
 

@@ -20,11 +20,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from .. import registry
-from ..config import Deployment, Listen, load_deployment
+from ..config import Deployment, Listen, PipelineConfig, load_deployment
 from ..errors import ConfigError, OmniLoopError, Reason, ServerUnavailable, nearest
 from ..loop.graph import CompiledPipeline, compile_pipeline
 from ..loop.orchestrator import Orchestrator
-from ..loop.pipeline import StageDef
+from ..loop.pipeline import StageDef, load_pipeline
 from ..testing import board
 from . import output
 
@@ -97,8 +97,8 @@ def run_board(rows: Sequence[str], seed: int | None, full: bool, path: Path | No
 
 def _check_deployment(deployment: Deployment, report: _Report) -> None:
     stages: dict[str, StageDef] = {}
-    for name in deployment.pipelines:
-        compiled = report.step(f"pipeline {name}", partial(_compile, name), _shown)
+    for name, named in zip(deployment.names, deployment.pipelines, strict=True):
+        compiled = report.step(f"pipeline {name}", partial(_compile, named), _shown)
         if compiled is not None:
             stages |= zip(compiled.stages, compiled.pipeline.stages, strict=True)
     placed: dict[str, str] | None = None
@@ -150,8 +150,8 @@ def check_port(listen: Listen) -> str:
     return f"{listen.host}:{listen.port}"
 
 
-def _compile(name: str) -> CompiledPipeline:
-    return compile_pipeline(registry.load(registry.PIPELINES, name))
+def _compile(named: str | PipelineConfig) -> CompiledPipeline:
+    return compile_pipeline(load_pipeline(named))
 
 
 def _shown(compiled: CompiledPipeline) -> str:

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from .. import registry
+from ..config import PipelineConfig
+from ..errors import ConfigError
 from ..messages import PayloadKind, Scalar
 from ..types import Op, SessionSpec, StageKind
 
@@ -84,3 +87,21 @@ class Pipeline:
 
     def outputs_of(self, stage: str) -> tuple[Edge, ...]:
         return tuple(e for e in self.edges if e.source == stage)
+
+
+def load_pipeline(named: str | PipelineConfig) -> Pipeline:
+    """A registered pipeline by name, or the one that a template makes.
+
+    Raises:
+        UnknownName, MissingExtra: as :func:`omni_loop.registry.load`.
+        ConfigError: registered as something else, or an option the template does not take.
+        CheckpointError: the template reads a checkpoint that is not there.
+    """
+    if isinstance(named, str):
+        name, pipeline = named, registry.load(registry.PIPELINES, named)
+    else:
+        name = named.name
+        pipeline = registry.build(registry.TEMPLATES, named.template, {"name": name, **named.options})
+    if not isinstance(pipeline, Pipeline):
+        raise ConfigError(f"pipeline {name!r} is registered as {type(pipeline).__name__}, expected Pipeline")
+    return pipeline

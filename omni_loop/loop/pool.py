@@ -6,14 +6,13 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from .. import registry
 from ..errors import ConfigError, nearest
 from .graph import CompiledPipeline, compile_pipeline
-from .pipeline import Pipeline
+from .pipeline import load_pipeline
 from .tick import Route
 
 if TYPE_CHECKING:
-    from ..config import Deployment
+    from ..config import Deployment, PipelineConfig
     from ..runner.handle import RunnerHandle
 
 
@@ -29,7 +28,7 @@ class Pool:
     @classmethod
     async def start(cls, deployment: Deployment) -> Pool:
         """Load the pipelines, place their stages, start every runner; what was started is stopped on failure."""
-        graphs = [await asyncio.to_thread(_load, name) for name in deployment.pipelines]
+        graphs = [await asyncio.to_thread(_load, named) for named in deployment.pipelines]
         _check_stage_options(deployment, graphs)
         pool = cls(graphs, _build(deployment, graphs))
         outcomes = await asyncio.gather(*(h.start() for h in pool._handles), return_exceptions=True)
@@ -67,11 +66,8 @@ class Pool:
         return Route(graph, handles)
 
 
-def _load(name: str) -> CompiledPipeline:
-    pipeline = registry.load(registry.PIPELINES, name)
-    if not isinstance(pipeline, Pipeline):
-        raise ConfigError(f"pipeline {name!r} is registered as {type(pipeline).__name__}, expected Pipeline")
-    return compile_pipeline(pipeline)
+def _load(named: str | PipelineConfig) -> CompiledPipeline:
+    return compile_pipeline(load_pipeline(named))
 
 
 def _check_stage_options(deployment: Deployment, graphs: Sequence[CompiledPipeline]) -> None:

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 async def start(deployment: Deployment) -> Any:
-    if deployment.pipelines[0] == "broken":
+    if deployment.names[0] == "broken":
         raise CheckpointError("act: model.safetensors is corrupt")
-    if deployment.pipelines[0] == "endless":
+    if deployment.names[0] == "endless":
         await asyncio.Event().wait()
     return ToyCore()
 

@@ -22,7 +22,7 @@ def test_shipped_suites_are_unseen_and_fit_what_is_shipped(name: str) -> None:
     env = suite.make_env()
     assert env.max_steps == suite.max_steps
     env.close()
-    assert suite.pipeline in config.load_deployment(suite.deployment).pipelines
+    assert suite.pipeline in config.load_deployment(suite.deployment).names
     pipeline = registry.load(registry.PIPELINES, suite.pipeline)
     assert {s.name for s in pipeline.spec().observations if not s.optional} <= set(suite.keys)
     check_match(suite, env, pipeline.spec())
