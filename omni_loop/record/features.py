@@ -1,0 +1,59 @@
+"""Names of LeRobot's datasets and of our observations: the feature ``observation.<key>`` is the array ``<key>``.
+
+The standard library only, so that whoever speaks both languages may import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..errors import InvalidInput, nearest
+
+OBSERVATION = "observation."
+ACTION = "action"
+
+
+def feature_of(key: str) -> str:
+    """``observation.<key>``: the LeRobot feature of our observation array ``key``."""
+    return OBSERVATION + key
+
+
+def key_of(feature: str) -> str:
+    """The observation array that LeRobot calls ``feature``. Raises InvalidInput for what is no observation."""
+    key = feature.removeprefix(OBSERVATION)
+    if key == feature or not key:
+        raise InvalidInput(f"the feature {feature!r} is no observation: its name does not begin with {OBSERVATION!r}")
+    return key
+
+
+def is_image(dtype: str, shape: Iterable[int]) -> bool:
+    """Whether an array of ``dtype`` and ``shape`` is an image on our wire: ``uint8[h, w, 3]``, RGB."""
+    dims = tuple(shape)
+    return dtype == "uint8" and len(dims) == 3 and dims[-1] == 3
+
+
+def renamed(key: str, names: Mapping[str, str]) -> str:
+    """The key that ``key`` is exported as: ``names[key]`` where somebody wants another (``agent_pos=state``)."""
+    return names.get(key, key)
+
+
+def check_names(names: Mapping[str, str], keys: Iterable[str]) -> None:
+    """Raises InvalidInput when ``names`` renames a key that is not there, or makes two keys one."""
+    keys = tuple(keys)
+    for key in names:
+        if key not in keys:
+            raise InvalidInput(f"there is no observation {key!r} to rename.{nearest(key, keys)}")
+    seen: dict[str, str] = {}
+    for key in keys:
+        other = seen.setdefault(renamed(key, names), key)
+        if other != key:
+            raise InvalidInput(f"the observations {other!r} and {key!r} would both be called {renamed(key, names)!r}")
+
+
+def feature_shape(dtype: str, shape: Iterable[int]) -> dict[str, Any]:
+    """A LeRobot feature for an array: images as ``image`` ``[h, w, 3]``, others by dtype, scalars as ``[1]``."""
+    dims = tuple(int(d) for d in shape)
+    if is_image(dtype, dims):
+        return {"dtype": "image", "shape": dims, "names": ["height", "width", "channels"]}
+    return {"dtype": dtype, "shape": dims or (1,), "names": None}
