@@ -102,7 +102,9 @@ class Branching(Sessions):
             raise
         live.route.forget(session.feedback)
         session.forget()
-        return machine.reset()
+        epoch = machine.reset()
+        self._tell_turned(live, "reset")
+        return epoch
 
     async def _reset_runners(self, live: Live, seed: int | None, prompt: str | None) -> None:
         machine = live.session.machine
@@ -135,7 +137,7 @@ class Branching(Sessions):
             session.chunk = parent.chunk
             child.feed(live.fed(), session.machine.epoch, session.machine.tick - 1)
 
-        return await self._enter(child, fork)
+        return await self._enter(child, fork, "fork", parent.id)
 
     async def _rewind(self, live: Live, step: int) -> tuple[int, int]:
         session, machine, log = live.session, live.session.machine, live.session.log
@@ -153,7 +155,9 @@ class Branching(Sessions):
             await self._rebuild(live, epoch, version)
         log.cut(version)
         session.chunk, session.reply = version.chunk, None
-        return machine.rewound(version.position), version.position.step
+        epoch = machine.rewound(version.position)
+        self._tell_turned(live, "rewind")
+        return epoch, version.position.step
 
     async def _check_way_back(self, live: Live, version: Version) -> None:
         """Refuse before anything is touched what a replay cannot reach: a rewind that fails must lose nothing."""
@@ -223,6 +227,7 @@ class Branching(Sessions):
         # In its turn to the end, so that a log that was incomplete goes on from exactly here.
         saved = await asyncio.to_thread(store.save, name, data)
         s.log.snapshotted(Base(name, saved.digest, _version(data)))
+        self._tell_turned(live, "snapshot", name)
         return saved.nbytes
 
     async def _restore(self, store: SnapshotStore, name: str) -> SessionInfo:
@@ -243,7 +248,7 @@ class Branching(Sessions):
             await live.restore(data, data.seed)
             live.feed(data.feedback, data.epoch, data.tick - 1)
 
-        return await self._enter(live, restore)
+        return await self._enter(live, restore, "restore", name)
 
     # Evicted state -----------------------------------------------------------------------------------------
 

@@ -24,12 +24,14 @@ from ..session.snapshot import SnapshotStore
 from ..types import Op, SessionSpec, TickResult
 from .branching import Branching
 from .flight import Flight, OnPart
+from .graph import EXECUTED, OBSERVATION
 from .live import Live, evicted
 from .pool import Pool
 from .prepare import Work, check_request, prepare
 from .rebuild import Logged
 from .request import TickRequest
 from .results import read
+from .tap import Tap, Ticked
 from .tasks import public
 from .tick import TickRun, eager
 
@@ -47,12 +49,13 @@ class Orchestrator(Branching):
         max_sessions: int,
         clock: Clock | None = None,
         store: SnapshotStore | None = None,
+        tap: Tap | None = None,
     ) -> None:
         clock = clock or SystemClock()
         manager = SessionManager(
             clock, max_sessions, session.idle_ttl_s, session.max_waiting, session.log_bytes, session.rewind_ticks
         )
-        super().__init__(pool, manager, clock, store)
+        super().__init__(pool, manager, clock, store, tap)
 
     @classmethod
     async def start(cls, deployment: Deployment) -> Orchestrator:
@@ -154,7 +157,7 @@ class Orchestrator(Branching):
             return
         flight.sealed = True
         if plan.op is Op.PLAN:
-            await self._reply(live, flight, run, answer)
+            await self._reply(live, flight, run, work, answer)
         else:
             await self._commit(live, flight, run, work, answer)
         await asyncio.sleep(0)  # the answer leaves before what is left of the tick is cleaned up
@@ -175,7 +178,7 @@ class Orchestrator(Branching):
         if live.session.machine.phase in (Phase.RUNNING, Phase.REBUILDING):
             live.session.machine.undone()
 
-    async def _reply(self, live: Live, flight: Flight, run: TickRun, answer: TickResult) -> None:
+    async def _reply(self, live: Live, flight: Flight, run: TickRun, work: Work, answer: TickResult) -> None:
         """The answer leaves, and what the tick staged is forgotten: the session stays as it was."""
         result = self._timed(flight, run, answer)
         await run.discard()
@@ -183,6 +186,7 @@ class Orchestrator(Branching):
             live.session.machine.replied(flight.request.seq)
             live.session.reply = result
             flight.answer(result, last=True)
+            self._tell(flight, work, live.session.machine.epoch, live.session.machine.tick, live.session.seed, result)
             live.session.machine.finished()
 
     async def _commit(self, live: Live, flight: Flight, run: TickRun, work: Work, answer: TickResult) -> None:
@@ -215,10 +219,13 @@ class Orchestrator(Branching):
         last = not flight.plan.besides or work.count == 0
         session.reply = result = self._timed(flight, run, answer)
         flight.answer(result, last)
-        await commit
-        if not last:
-            session.reply = result = await self._besides(live, flight, run, entry, result)
-            flight.finish(result)
+        try:
+            await commit
+            if not last:
+                session.reply = result = await self._besides(live, flight, run, entry, result)
+                flight.finish(result)
+        finally:
+            self._tell(flight, work, entry.version.epoch, entry.version.tick, entry.seed, result)
         if machine.phase is Phase.TRAILING:
             fed = run.fed()
             live.feed(fed, machine.epoch, entry.version.tick)
@@ -238,6 +245,11 @@ class Orchestrator(Branching):
         await run.commit(live.session.log.recomputable)
         entry.besides = True
         return self._timed(flight, run, result)
+
+    def _tell(self, flight: Flight, work: Work, epoch: int, tick: int, seed: int, result: TickResult) -> None:
+        sent = work.sent.get(OBSERVATION)
+        executed = None if sent is None else sent.arrays[EXECUTED]
+        self._tap.ticked(Ticked(flight.request, executed, epoch, tick, work.step, seed, result))
 
     def _timed(self, flight: Flight, run: TickRun, result: TickResult) -> TickResult:
         total_ms = 1e3 * (self._clock.now() - flight.arrived)

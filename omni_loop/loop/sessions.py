@@ -25,6 +25,7 @@ from .live import Live
 from .pool import Pool
 from .prepare import check_keys, check_options, check_prompt, check_seed
 from .request import SessionInfo, SessionSummary
+from .tap import Failed, Opened, Origin, Tap, Tapped, Turned, Turning
 from .tasks import Tasks, public
 from .tick import all_of
 
@@ -35,8 +36,11 @@ _log = logging.getLogger(__name__)
 class Sessions:
     """All live sessions; all methods belong to one event loop."""
 
-    def __init__(self, pool: Pool, manager: SessionManager, clock: Clock, store: SnapshotStore | None) -> None:
+    def __init__(
+        self, pool: Pool, manager: SessionManager, clock: Clock, store: SnapshotStore | None, tap: Tap | None = None
+    ) -> None:
         self._pool, self._manager, self._clock, self._store = pool, manager, clock, store
+        self._tap = Tapped(tap)
         self._live: dict[str, Live] = {}
         self._tasks = Tasks()
         self._leases: asyncio.Task[None] | None = None
@@ -102,7 +106,7 @@ class Sessions:
             await all_of([self._end(live, stopping) for live in left])
             await self._tasks.wait()
         finally:
-            await self._pool.stop()
+            await asyncio.gather(self._pool.stop(), asyncio.to_thread(self._tap.stop))
 
     async def _end(self, live: Live, why: OmniLoopError) -> None:
         """Close: refuse what comes, cancel what is in flight, wait for its undoing, free everything."""
@@ -122,6 +126,7 @@ class Sessions:
                 handle.connector.cleanup_session(session.id)  # what a failed release has left
             self._manager.remove(session)
             del self._live[session.id]
+            self._tap.ended(session.id, why.reason)
 
     def _lose(self, live: Live, flight: Flight | None, error: BaseException) -> None:
         """A runner may hold what another does not: the session is lost, and says so from now on."""
@@ -129,6 +134,7 @@ class Sessions:
         _log.error("session %s is lost: %s", live.session.id, shown.text)
         if live.session.machine.phase not in (Phase.CLOSED, Phase.LOST):
             live.session.machine.lost()
+            self._tell_turned(live, "lost", shown.text)
         if flight is not None:
             flight.fail(shown)
         for other in live.flights.values():
@@ -141,8 +147,10 @@ class Sessions:
             return
         flight.fail(error)
         if not flight.sealed:
-            live.session.machine.dropped(flight.request.seq)
-            del live.flights[flight.request.seq]
+            machine, request = live.session.machine, flight.request
+            machine.dropped(request.seq)
+            del live.flights[request.seq]
+            self._tap.failed(Failed(live.session.id, request.seq, request.op, machine.epoch, error))
 
     # The table --------------------------------------------------------------------------------------------
 
@@ -153,8 +161,11 @@ class Sessions:
         s, m = live.session, live.session.machine
         return SessionInfo(s.id, s.token, m.epoch, s.seed, live.route.graph.spec, s.keys, m.accepted, m.position.step)
 
-    async def _enter(self, live: Live, allocate: Callable[[], Awaitable[None]]) -> SessionInfo:
-        """A new session comes into the table when ``allocate`` has given it its state, or leaves no trace."""
+    async def _enter(
+        self, live: Live, allocate: Callable[[], Awaitable[None]], origin: Origin = "open", source: str = ""
+    ) -> SessionInfo:
+        """A new session comes into the table when ``allocate`` has given it its state, or leaves no trace. ``source``:
+        what it continues; see :class:`~omni_loop.loop.tap.Opened`."""
         try:
             await allocate()
         except BaseException:
@@ -164,7 +175,17 @@ class Sessions:
         live.session.machine.opened()
         self._live[live.session.id] = live
         self._release(live.session)
+        self._tell_opened(live, origin, source)
         return self._info(live)
+
+    def _tell_opened(self, live: Live, origin: Origin, source: str) -> None:
+        s, m, spec = live.session, live.session.machine, live.route.graph.spec
+        at = (m.epoch, m.tick, m.accepted, m.position.step)
+        self._tap.opened(Opened(s.id, spec, s.seed, s.prompt, s.keys, s.options, origin, source, *at))
+
+    def _tell_turned(self, live: Live, kind: Turning, name: str = "") -> None:
+        s, m = live.session, live.session.machine
+        self._tap.turned(Turned(s.id, kind, m.epoch, m.position.step, s.seed, s.prompt, name))
 
     async def _abandon(self, opening: asyncio.Task[SessionInfo]) -> None:
         """Nobody will ever know the id of the session that was being opened."""
