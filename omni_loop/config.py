@@ -111,6 +111,19 @@ class SnapshotConfig(Section):
     max_bytes: Int64 = 4096 * _MIB  # of all snapshots together
 
 
+class RecordConfig(Section):
+    """Where committed ticks are recorded; without a ``folder`` nothing is."""
+
+    folder: str | None = None
+    max_bytes: Int64 = 16_384 * _MIB  # of all recordings in the folder; what comes then is counted, not written
+    keys: tuple[str, ...] | None = None  # observation keys to keep; None: all
+    frames: bool = True  # whether predicted frames are kept
+    # What may wait to be written, in memory; a tick beyond it is counted, not recorded.
+    queue_bytes: Int64 = 256 * _MIB
+    queue_events: Annotated[int, Field(ge=16, le=1 << 20)] = 8192
+    part_ticks: Annotated[int, Field(ge=2, le=1 << 20)] = 4096  # of one session, after which what there is is sealed
+
+
 class PipelineConfig(Section):
     """A pipeline that a template makes, served as ``name``. ``options`` say of what: a checkpoint, a frame size."""
 
@@ -137,6 +150,7 @@ class Deployment(Section):
     limits: Limits = Limits()
     session: SessionConfig = SessionConfig()
     snapshots: SnapshotConfig = SnapshotConfig()
+    record: RecordConfig = RecordConfig()
     stage_options: Mapping[str, Mapping[str, Scalar]] = Field(default_factory=dict)
 
     @field_validator("stage_options")
