@@ -24,6 +24,7 @@ BENCHES = {
     "serve": "what the server adds to the models' forward passes; what it costs when idle",
     "tick": "whether a tick gets slower over a session of 1,000",
     "context": "progress and done of the context model on held-out episodes",
+    "adapters": "what others' models, engines and stores, and the edges between stages, cost",
     "recipes": "parts trained anew against the shipped ones (--checkpoints)",
 }
 
