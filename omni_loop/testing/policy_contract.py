@@ -18,12 +18,15 @@ from .stage_driver import Ask, Driver
 
 class PolicyContract:
     """The chunk is array ``actions`` of output ``chunk``: ``float32[horizon, action_dim]`` within ``low..high``.
-    ``atol``: by how much a chunk may depend on the shape of its batch."""
+    ``atol``: by how much a chunk may depend on the shape of its batch. ``stochastic``: whether it depends on session
+    seed, epoch and tick; ``history``: whether on what the session saw before. Every session has ``prompt``."""
 
     output = "chunk"
     horizon, action_dim = 16, 2
     low, high = 0.0, 512.0
     atol = 1e-3
+    stochastic, history = True, False
+    prompt = ""
 
     def make_stage(self) -> Stage:
         raise NotImplementedError
@@ -34,16 +37,19 @@ class PolicyContract:
 
     @pytest.fixture
     def driver(self) -> Iterator[Driver]:
-        driver = Driver(self.make_stage())
-        driver.open("s", seed=5)
+        driver = Driver(self.make_stage(), max_sessions=12)
+        self.open(driver, "s")
         yield driver
         driver.close()
+
+    def open(self, driver: Driver, session: str, seed: int = 5) -> None:
+        driver.open(session, seed, self.prompt)
 
     def chunk(self, outputs: Any) -> NDArray[np.float32]:
         return np.array(as_numpy(outputs[self.output].arrays["actions"]))
 
     def act(self, driver: Driver, case: int = 0, tick: int = 0, session: str = "s") -> NDArray[np.float32]:
-        return self.chunk(driver.tick(session, tick, Ask(self.inputs(case))))
+        return self.chunk(driver.tick(session, tick, Ask(self.inputs(case), step=tick)))
 
     def test_a_chunk_is_of_the_stated_shape_dtype_and_range(self, driver: Driver) -> None:
         for case in range(8):
@@ -63,21 +69,67 @@ class PolicyContract:
         assert all((a != b).any() for a, b in itertools.pairwise(chunks))
 
     def test_a_chunk_is_a_function_of_inputs_seed_epoch_and_tick(self, driver: Driver) -> None:
-        driver.open("same", seed=5)
-        driver.open("other", seed=6)
+        for name, seed in {"same": 5, "other": 6, "later": 5, "anew": 5}.items():
+            self.open(driver, name, seed)
+        want = self.act(driver)
+        assert (self.act(driver, session="same") == want).all()
+        driver.reset("anew")
+        for name, tick in {"other": 0, "later": 1, "anew": 0}.items():
+            assert (self.act(driver, tick=tick, session=name) != want).any() == self.stochastic, name
+
+    def test_what_came_before_counts_only_for_a_policy_with_history(self, driver: Driver) -> None:
         want = self.act(driver)
         for case in range(1, 4):
-            self.act(driver, case, tick=case)  # whatever came between
-        assert (self.act(driver) == want).all()
-        assert (self.act(driver, session="same") == want).all()
-        assert (self.act(driver, session="other") != want).any()
-        assert (self.act(driver, tick=1) != want).any()
-        driver.reset("s")
-        assert (self.act(driver) != want).any()
+            self.act(driver, case, tick=case)
+        assert (self.act(driver) != want).any() == self.history
+
+    def test_after_a_reset_nothing_of_before_is_left(self, driver: Driver) -> None:
+        self.open(driver, "fresh")
+        for case in range(3):
+            self.act(driver, case, tick=case)
+        for name in ("s", "fresh"):
+            driver.reset(name)
+        for case in (3, 4):
+            assert (self.act(driver, case, case) == self.act(driver, case, case, "fresh")).all()
+
+    def test_sessions_that_take_turns_are_as_if_alone(self, driver: Driver) -> None:
+        alone = {}
+        for n in range(3):
+            self.open(driver, f"alone{n}", n)
+            alone[n] = [self.act(driver, 4 * n + i, i, f"alone{n}") for i in range(4)]
+        for n in range(3):
+            self.open(driver, f"turn{n}", n)
+        for i in range(4):
+            for n in (2, 0, 1):
+                assert (self.act(driver, 4 * n + i, i, f"turn{n}") == alone[n][i]).all()
+
+    def test_a_fork_goes_on_as_its_parent_would(self, driver: Driver) -> None:
+        self.open(driver, "twin")
+        for tick in range(2):
+            for name in ("s", "twin"):
+                self.act(driver, tick, tick, name)
+        driver.fork("s", "child")
+        self.act(driver, 9, 2)  # what becomes of the parent does not matter
+        for tick in (2, 3):
+            assert (self.act(driver, tick, tick, "child") == self.act(driver, tick, tick, "twin")).all()
+
+    def test_a_batch_of_any_size_gives_what_each_gets_alone(self, driver: Driver) -> None:
+        names = [f"b{n}" for n in range(5)]
+        for n, name in enumerate(names):
+            self.open(driver, name, n)
+            self.act(driver, n, session=name)
+        asks = {name: Ask(self.inputs(n + 1), step=1) for n, name in enumerate(names)}
+        alone = {name: self.chunk(driver.batch(1, {name: ask})[0]) for name, ask in asks.items()}
+        for size in (2, 3, 5):
+            for at in range(0, 5, size):
+                part = {name: asks[name] for name in names[at : at + size]}
+                for name, got in zip(part, driver.batch(1, part), strict=True):
+                    assert not isinstance(got, Exception), got
+                    assert np.abs(self.chunk(got) - alone[name]).max() <= self.atol
 
     def test_another_stage_of_the_same_weights_gives_the_same_chunk(self, driver: Driver) -> None:
         fresh = Driver(self.make_stage())
-        fresh.open("s", seed=5)
+        self.open(fresh, "s")
         try:
             assert (self.act(fresh) == self.act(driver)).all()
         finally:
@@ -85,7 +137,7 @@ class PolicyContract:
 
     def test_neighbours_in_a_batch_change_nothing(self, driver: Driver) -> None:
         for n in range(3):
-            driver.open(f"n{n}", seed=n)
+            self.open(driver, f"n{n}", n)
         asks = {
             "n0": Ask(self.inputs(1)),
             "s": Ask(self.inputs(0)),
@@ -100,15 +152,25 @@ class PolicyContract:
         assert np.abs(self.chunk(results["s"]) - self.chunk(alone)).max() <= self.atol
 
     def test_a_broken_tick_is_a_typed_error_and_changes_nothing(self, driver: Driver) -> None:
-        want = self.act(driver)
+        self.open(driver, "twin")
+        self.act(driver, session="twin")
+        self.act(driver)
         with pytest.raises(OmniLoopError):
             driver.run("s", 1, Ask({}))
-        assert (self.act(driver) == want).all()
+        assert (self.act(driver, 1, 1) == self.act(driver, 1, 1, "twin")).all()
+
+    def test_a_discarded_tick_changes_nothing(self, driver: Driver) -> None:
+        self.open(driver, "twin")
+        for name in ("s", "twin"):
+            self.act(driver, session=name)
+        driver.run("s", 1, Ask(self.inputs(7), step=3))
+        driver.discard("s", 1)
+        assert (self.act(driver, 1, 1) == self.act(driver, 1, 1, "twin")).all()
 
     def test_no_session_leaves_anything_in_the_stage(self, driver: Driver) -> None:
         before = _facts(driver.stage)
         for n in range(3):
-            driver.open(f"n{n}", seed=n)
+            self.open(driver, f"n{n}", n)
             self.act(driver, n, session=f"n{n}")
         assert _facts(driver.stage) == before
 

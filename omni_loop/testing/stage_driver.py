@@ -16,6 +16,7 @@ from ..messages import (
     Discard,
     Done,
     Failed,
+    ForkSession,
     OpenSession,
     PayloadKey,
     Report,
@@ -100,6 +101,11 @@ class Driver:
         seed, prompt, epoch = self._sessions[session]
         self._send(ResetSession(session, epoch + 1))
         self._sessions[session] = (seed, prompt, epoch + 1)
+
+    def fork(self, session: str, child: str) -> None:
+        """Open ``child`` with what is committed of ``session``, its seed, prompt and epoch."""
+        self._send(ForkSession(session, child))
+        self._sessions[child] = self._sessions[session]
 
     def batch(self, tick: int, asks: Mapping[str, Ask]) -> Sequence[Outputs | Exception]:
         """One call of the stage for several sessions; nothing of it is kept."""

@@ -1,0 +1,162 @@
+"""One call of a shared policy for several sessions: batch, processors, what the object is lent, whole chunks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from omni_loop.errors import Reason, StageFailed
+
+from .families import History, Noise
+from .load import Loaded
+from .noise import Rows, normal, seeded
+
+_ACTION, _IMAGES, _IMAGE = "action", "observation.images", "observation.image"
+_NOT_SEEN = ("action", "next.reward", "next.done", "next.truncated", "info")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One session's part of a call. ``seen``: by feature, its last ``n_obs_steps`` arrays as the wire has them, the
+    oldest first (one where the type sees no history). ``left_over float32[n, d]``: of the chunk before, to be
+    continued with ``delay`` steps frozen. ``plan float32[h, d]``: tdmpc's last plan."""
+
+    seen: Mapping[str, Sequence[Tensor]]
+    prompt: str
+    seed: int
+    delay: int = 0
+    left_over: Tensor | None = None
+    plan: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """``actions float32[horizon, action_dim]`` in the robot's units, on the CPU; ``raw``, the same in the model's
+    space; ``plan`` for the next call, where the row had one."""
+
+    actions: Tensor
+    raw: Tensor
+    plan: Tensor | None = None
+
+
+class Predictor:
+    """Calls the policy; what it lends the object is gone after every call."""
+
+    def __init__(self, loaded: Loaded, rtc: bool) -> None:
+        self._loaded, self._rtc = loaded, rtc
+        settings = loaded.described.settings
+        self._noise_shape = (loaded.horizon, int(settings.get("max_action_dim", loaded.described.action_dim)))
+
+    def predict(self, rows: Sequence[Row]) -> list[Predicted]:
+        """A chunk per row. Rows of one call have equally long left-overs and equal delays; a type that is not shared
+        takes one row.
+
+        Raises:
+            StageFailed: the policy gave no chunk of its shape.
+        """
+        policy = self._loaded.policy
+        batch = self._batch(rows)
+        with self._lent(rows, batch), self._randomness(rows):
+            raw = self._chunks(self._call(batch, self._arguments(rows)))
+            plans = policy._prev_mean if rows[0].plan is not None else None  # [h, 1, d]
+        post = self._loaded.post(raw)
+        actions = self._checked(torch.as_tensor(post), self._loaded.described.action_dim).float().cpu()
+        return [Predicted(a, r, None if plans is None else plans[:, 0]) for a, r in zip(actions, raw, strict=True)]
+
+    def _batch(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Preprocessed: every observation ``[b, ...]``, or ``[b, n_obs_steps, ...]`` where history is seen."""
+        device, given = self._loaded.device, {}
+        steps = len(next(iter(rows[0].seen.values())))
+        for feature in self._loaded.described.inputs:
+            stacked = torch.stack([array for row in rows for array in row.seen[feature.name]]).to(device)
+            # As LeRobot's prepare_observation_for_inference does it.
+            image = stacked.float().div(255).movedim(-1, 1).contiguous() if feature.is_image else stacked.float()
+            given[feature.name] = image
+        batch = self._loaded.pre({**given, "task": [row.prompt for row in rows for _ in range(steps)]})
+        batch = {name: value for name, value in batch.items() if name not in _NOT_SEEN}
+        if self._loaded.family.history is History.NONE:
+            return batch
+        for name, value in batch.items():
+            if isinstance(value, Tensor) and len(value) == len(rows) * steps:
+                by_session = value.unflatten(0, (len(rows), steps))
+                batch[name] = by_session if name in given else by_session[:, -1]
+        return batch
+
+    @contextmanager
+    def _lent(self, rows: Sequence[Row], batch: dict[str, Any]) -> Iterator[None]:
+        """The object's queues and last plan hold these sessions' while the call lasts."""
+        policy = self._loaded.policy
+        try:
+            if self._loaded.family.history is History.QUEUED:
+                self._fill(policy._queues, batch)
+            if rows[0].plan is not None:
+                policy._prev_mean = rows[0].plan[:, None].to(self._loaded.device)
+            yield
+        finally:
+            policy.reset()
+
+    def _fill(self, queues: dict[str, deque[Tensor]], batch: dict[str, Any]) -> None:
+        """Observations into the queues as populate_queues would have, and the present ones into the batch."""
+        images = [batch[f.name] for f in self._loaded.described.inputs if f.is_image]
+        made = {_IMAGES: torch.stack(images, dim=-4), _IMAGE: images[0]} if images else {}
+        for name, queue in queues.items():
+            if name != _ACTION:
+                history = made[name] if name in made else batch[name]
+                queue.clear()
+                queue.extend(history.unbind(1))
+                batch[name] = history[:, -1]
+
+    @contextmanager
+    def _randomness(self, rows: Sequence[Row]) -> Iterator[None]:
+        seeds, device = [row.seed for row in rows], self._loaded.device
+        with ExitStack() as stack:
+            if self._loaded.family.noise is Noise.ROWS:
+                stack.enter_context(Rows(seeds))
+            elif self._loaded.family.noise is Noise.SEEDED:
+                stack.enter_context(seeded(seeds[0], device))
+            if getattr(self._loaded.policy.config, "use_amp", False):
+                stack.enter_context(torch.autocast(torch.device(device).type))
+            yield
+
+    def _arguments(self, rows: Sequence[Row]) -> dict[str, Any]:
+        arguments: dict[str, Any] = {}
+        if self._loaded.family.noise is Noise.GIVEN:
+            arguments["noise"] = normal([row.seed for row in rows], self._noise_shape, self._loaded.device)
+        if self._rtc:
+            left = [row.left_over for row in rows if row.left_over is not None]
+            arguments["inference_delay"] = rows[0].delay
+            arguments["prev_chunk_left_over"] = torch.stack(left).to(self._loaded.device) if left else None
+        return arguments
+
+    def _call(self, batch: dict[str, Any], arguments: Mapping[str, Any]) -> Tensor:
+        policy = self._loaded.policy
+        with torch.no_grad():  # not inference_mode: real-time chunking differentiates
+            if not self._loaded.family.chunk:
+                single: Tensor = policy.select_action(batch)
+                return single[:, None]
+            chunks: Tensor = policy.predict_action_chunk(batch, **arguments)
+        if self._loaded.described.type == "tdmpc":  # the one that gives [h, b, d]
+            chunks = chunks.transpose(0, 1)
+            repeats = int(self._loaded.described.settings.get("n_action_repeats", 1))
+            return chunks[:, :1].expand(-1, repeats, -1) if repeats > 1 else chunks
+        return chunks
+
+    def _chunks(self, raw: Tensor) -> Tensor:
+        """``[b, horizon, d]`` in the model's space."""
+        if raw.ndim != 3 or raw.shape[1] < self._loaded.horizon:
+            type_, horizon = self._loaded.described.type, self._loaded.horizon
+            text = f"LeRobot's {type_} gave a chunk {list(raw.shape)}; {horizon} steps were wanted"
+            raise StageFailed(text, reason=Reason.BAD_OUTPUT)
+        return raw[:, : self._loaded.horizon].float()
+
+    def _checked(self, actions: Tensor, action_dim: int) -> Tensor:
+        if actions.ndim != 3 or actions.shape[-1] < action_dim:
+            text = f"the postprocessor gave actions {list(actions.shape)}; the last axis must be {action_dim}"
+            raise StageFailed(text, reason=Reason.BAD_OUTPUT)
+        return actions[..., :action_dim]

@@ -1,0 +1,163 @@
+"""The act stage of a LeRobot checkpoint: one shared policy, and everything of a session in its typed state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from omni_loop.connect.base import as_numpy
+from omni_loop.errors import InvalidInput, TensorError, nearest
+from omni_loop.messages import PayloadKind
+from omni_loop.stage import Outputs, Payload, RingSpec, StageItem, StateSpec, TensorSpec, in_one
+from omni_loop.types import StageKind
+
+from .checkpoint import Feature
+from .chunks import Continued, Ensemble
+from .families import History
+from .load import Options, load
+from .predict import Predicted, Predictor, Row
+
+_PLAN = "plan"
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One item's part of a batch."""
+
+    item: StageItem
+    row: Row
+
+
+class LeRobotStage:
+    """Input ``observation`` (the arrays of the spec); output ``chunk``: ``actions float32[horizon, action_dim]`` in the
+    units the policy was trained on.
+
+    State, as the type wants it: ``seen.<key>``, the last observations sent; ``chunks`` of a temporal ensemble; ``raw``,
+    the last chunk that real-time chunking continues; ``plan`` of tdmpc. The session option ``inference_delay`` is read
+    with real-time chunking. Options as in :func:`.template.lerobot`.
+    """
+
+    kind = StageKind.ACT
+
+    def __init__(
+        self,
+        checkpoint: str,
+        device: str = "cpu",
+        ensemble: bool = False,
+        ensemble_decay: float = 0.01,
+        rtc: bool = False,
+        inference_steps: int = 0,
+        tokenizer: str = "",
+        vlm: str = "",
+    ) -> None:
+        self.loaded = load(checkpoint, device, Options(rtc, inference_steps, tokenizer, vlm))
+        described, horizon = self.loaded.described, self.loaded.horizon
+        self.revision = self.loaded.revision
+        self._predictor = Predictor(self.loaded, rtc)
+        self._ensemble = Ensemble(horizon, described.action_dim, ensemble_decay) if ensemble else None
+        # Evo1 alone gives its actions as wide as the model has them.
+        width = int(described.settings["max_action_dim"]) if described.type == "evo1" else described.action_dim
+        self._continued = Continued(horizon, width) if rtc else None
+        self._plan_shape = (int(described.settings.get("horizon", 1)), described.action_dim)
+        self._seen = described.n_obs_steps if self.loaded.family.history is not History.NONE else 1
+
+    def state_specs(self) -> Mapping[str, StateSpec]:
+        specs: dict[str, StateSpec] = {}
+        if self._seen > 1:
+            for feature in self.loaded.described.inputs:
+                spec = feature.spec()
+                specs[f"seen.{spec.name}"] = RingSpec(spec.shape, self._seen, spec.dtype)
+        for part in (self._ensemble, self._continued):
+            if part is not None:
+                specs |= part.state_specs()
+        if self._plans:
+            specs[_PLAN] = TensorSpec(self._plan_shape)  # zeros: as if there was none
+        return specs
+
+    def run(self, items: Sequence[StageItem]) -> Sequence[Outputs | Exception]:
+        return in_one(self._given, self._act, items)
+
+    def warm_up(self) -> None:
+        features = self.loaded.described.inputs
+        blank = {f.name: [_tensor(f, np.zeros(f.spec().shape, f.spec().dtype))] * self._seen for f in features}
+        plan = torch.zeros(self._plan_shape) if self._plans else None
+        self._predictor.predict([Row(blank, "", 0, plan=plan)])
+
+    @property
+    def _plans(self) -> bool:
+        return self.loaded.described.type == "tdmpc" and bool(self.loaded.described.settings.get("use_mpc", True))
+
+    def _given(self, item: StageItem) -> Given:
+        """Checks everything of the item before any of it is staged."""
+        if "observation" not in item.inputs:
+            raise InvalidInput("the LeRobot stage needs the input 'observation'")
+        arrays, delay = item.inputs["observation"].arrays, int(item.params.get("inference_delay", 0))
+        if not 0 <= delay < self.loaded.horizon:
+            raise InvalidInput(f"inference_delay is {delay}; a chunk has {self.loaded.horizon} steps")
+        seen: dict[str, Sequence[Tensor]] = {}
+        for feature in self.loaded.described.inputs:
+            if feature.key not in arrays:
+                raise InvalidInput(f"the observation {feature.key!r} is missing.{nearest(feature.key, arrays)}")
+            seen[feature.name] = [_tensor(feature, as_numpy(arrays[feature.key]))]
+        if self._seen > 1:
+            seen = {f.name: self._history(item, f, seen[f.name][0]) for f in self.loaded.described.inputs}
+        left_over = self._continued.left_over(item.state, item.step) if self._continued else None
+        plan = item.state.tensor(_PLAN).get() if self._plans else None
+        return Given(item, Row(seen, item.prompt, item.noise_seed("act"), delay, left_over, plan))
+
+    def _history(self, item: StageItem, feature: Feature, now: Tensor) -> list[Tensor]:
+        """The last observations that were sent, this one among them; the first is repeated while there are fewer."""
+        ring = item.state.ring(f"seen.{feature.key}")
+        ring.push(now)
+        known = list(ring.items())
+        return [known[0]] * (self._seen - len(known)) + known
+
+    def _act(self, given: Sequence[Given]) -> list[Outputs | Exception]:
+        results: dict[int, Outputs | Exception] = {}
+        for group in self._groups(given):
+            try:
+                predicted = self._predictor.predict([given[i].row for i in group])
+                results.update((i, self._outputs(given[i].item, p)) for i, p in zip(group, predicted, strict=True))
+            except Exception as e:
+                if len(group) > 1:
+                    raise  # the runner undoes the batch and halves it until the bad item is alone
+                results[group[0]] = e
+        return [results[i] for i in range(len(given))]
+
+    def _groups(self, given: Sequence[Given]) -> list[list[int]]:
+        """Who shares a forward pass: real-time chunking takes one delay and one length of what is left per call."""
+        if not self.loaded.family.together:
+            return [[i] for i in range(len(given))]
+        groups: dict[tuple[int, int], list[int]] = {}
+        for i, g in enumerate(given):
+            left = 0 if g.row.left_over is None else len(g.row.left_over)
+            groups.setdefault((g.row.delay if left else 0, left), []).append(i)
+        return list(groups.values())
+
+    def _outputs(self, item: StageItem, predicted: Predicted) -> Outputs:
+        actions = predicted.actions
+        if predicted.plan is not None:
+            item.state.tensor(_PLAN).set(predicted.plan)
+        if self._continued is not None:
+            self._continued.keep(item.state, item.step, predicted.raw)
+        if self._ensemble is not None:
+            actions = self._ensemble.apply(item.state, item.step, actions)
+        return {"chunk": Payload(PayloadKind.ACTIONS, {"actions": actions}, {"revision": self.revision})}
+
+
+def _tensor(feature: Feature, array: NDArray[np.generic]) -> Tensor:
+    """One observation as the wire has it. Shape and dtype are checked here, so that no batch fails by one item."""
+    spec = feature.spec()
+    if tuple(array.shape) != spec.shape or array.dtype != np.dtype(spec.dtype):
+        given, wanted = f"{array.dtype}{list(array.shape)}", f"{spec.dtype}{list(spec.shape)}"
+        raise TensorError(f"{spec.name!r} is {given}; the policy takes {wanted}")
+    return torch.from_numpy(np.array(array))  # a copy: the wire's arrays are read-only, which torch warns of
+
+
+#: Factory registered as ``lerobot``.
+lerobot = LeRobotStage

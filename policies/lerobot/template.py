@@ -1,0 +1,86 @@
+"""The pipeline of one LeRobot checkpoint: a single act stage, whose spec is read from ``config.json``."""
+
+from __future__ import annotations
+
+from omni_loop.errors import ConfigError
+from omni_loop.loop.pipeline import CLIENT, Edge, Pipeline, Plan, StageDef
+from omni_loop.messages import PayloadKind, Scalar
+from omni_loop.types import ArraySpec, Op, SessionSpec, StageKind
+
+from .checkpoint import describe
+from .families import chunk_length, executed, family_of
+
+
+def lerobot(
+    name: str,
+    checkpoint: str,
+    control_hz: float = 10.0,
+    execution_horizon: int = 0,
+    ensemble: bool = False,
+    ensemble_decay: float = 0.01,
+    rtc: bool = False,
+    inference_delay: int = 0,
+    inference_steps: int = 0,
+    tokenizer: str = "",
+    vlm: str = "",
+) -> Pipeline:
+    """A pipeline called ``name`` that serves ``checkpoint``: a folder, a shipped one's name, or a hub id.
+
+    Args:
+        control_hz: control steps per second of the robot it was trained for; checkpoints do not say.
+        execution_horizon: steps of a chunk to execute before the next; 0: as the checkpoint says.
+        ensemble: average every step over all chunks that foresaw it, older ones weighing more by
+            ``exp(ensemble_decay * age in chunks)`` (temporal ensembling, ACT, arXiv:2304.13705, algorithm 2). On by
+            itself when the checkpoint was made for it.
+        rtc: LeRobot's real-time chunking (arXiv:2506.07339): a chunk continues the one before it.
+        inference_delay: steps that are executed while a chunk is made, for ``rtc``; a session may choose its own.
+        inference_steps: denoising steps; 0: as the checkpoint says.
+        tokenizer, vlm: folder or hub id instead of the one the checkpoint names; relative to the checkpoint's folder
+            when it is there.
+
+    Raises:
+        CheckpointError: no such checkpoint, or one that cannot be served. Unsupported: a type that cannot.
+        ConfigError: options that do not go together.
+    """
+    described = describe(checkpoint)
+    family = family_of(described.type)
+    horizon = chunk_length(described.type, described.settings)
+    coefficient = described.settings.get("temporal_ensemble_coeff")
+    if coefficient is not None:
+        ensemble, ensemble_decay = True, float(coefficient)
+    if rtc and not family.rtc:
+        raise ConfigError(f"pipeline {name!r}: LeRobot's {described.type} has no real-time chunking (option 'rtc')")
+    if rtc and ensemble:
+        raise ConfigError(f"pipeline {name!r}: a chunk is either averaged ('ensemble') or continued ('rtc')")
+    if not 0 <= inference_delay < horizon:
+        raise ConfigError(f"pipeline {name!r}: inference_delay must be 0..{horizon - 1}")
+    if not 0 <= execution_horizon <= horizon:
+        raise ConfigError(f"pipeline {name!r}: execution_horizon must be 1..{horizon}, or 0 for the checkpoint's")
+    if control_hz <= 0:
+        raise ConfigError(f"pipeline {name!r}: control_hz must be above 0")
+    made: dict[str, Scalar] = {"checkpoint": checkpoint, "ensemble": ensemble, "ensemble_decay": ensemble_decay}
+    made |= {"rtc": rtc, "inference_steps": inference_steps, "tokenizer": tokenizer, "vlm": vlm}
+    extras = ["averages every step over the chunks that foresaw it"] * ensemble + [
+        "continues the chunk before it"
+    ] * rtc
+    description = "; ".join([family.describe(described.type, described.settings), *extras])
+    spec = SessionSpec(
+        pipeline=name,
+        observations=tuple(feature.spec() for feature in described.inputs),
+        action=ArraySpec("action", "float32", (described.action_dim,)),
+        horizon=horizon,
+        execution_horizon=execution_horizon or executed(described.type, described.settings),
+        control_hz=control_hz,
+        ops=(Op.INFER,),
+        prompt=family.prompt,
+        description=description,
+    )
+    return Pipeline(
+        name=name,
+        spec=lambda: spec,
+        stages=(StageDef("act", StageKind.ACT, "lerobot", made),),
+        edges=(Edge(CLIENT, "observation", "act", "observation", PayloadKind.OBSERVATION),),
+        plans={Op.INFER: Plan(answer=("act",), chunk="act.chunk")},
+        description=description,
+        options={"inference_delay": inference_delay} if rtc else {},
+    )
