@@ -30,6 +30,7 @@ _PACKAGES = {
     "grpc_reflection": "grpcio-reflection",
     "yaml": "pyyaml",
 }
+_BY_MODULE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _here: dict[tuple[str, str], Any] = {}
 
 
@@ -51,18 +52,19 @@ def names(group: str) -> list[str]:
 def load(group: str, name: str) -> Any:
     """The object registered as ``name``.
 
-    Stage factories are named by pipelines, which are Python themselves; for them ``module:attribute`` works too.
+    Stage factories and templates may also be named as ``module:attribute``: so a module that nobody packaged is served.
 
     Raises:
         UnknownName: nobody registered it; the text names the nearest name.
         MissingExtra: a package it imports is not installed; the text names the extra.
-        ConfigError: what it is registered as does not exist.
+        ConfigError: what it is registered as, or the module named, does not exist.
     """
     if (group, name) in _here:
         return _here[group, name]
     point = _entry_points(group).get(name)
+    registered_as = "" if point is None else f" is registered as {point.value}"
     if point is None:
-        if group != STAGES or ":" not in name:
+        if group not in (STAGES, TEMPLATES) or not _BY_MODULE.fullmatch(name):
             kind = group.removeprefix("omni_loop.").removesuffix("s").replace("_", " ")
             raise UnknownName(f"no {kind} is called {name!r}.{nearest(name, names(group))}")
         point = metadata.EntryPoint(name, name, group)
@@ -70,19 +72,25 @@ def load(group: str, name: str) -> Any:
         module = import_module(point.module)
     except ModuleNotFoundError as e:
         if f"{point.module}.".startswith(f"{e.name}."):
-            raise ConfigError(f"{group} {name!r} is registered as {point.value}: no such module") from None
+            where = "" if registered_as else "; is its folder on the PYTHONPATH?"
+            raise ConfigError(f"{group} {name!r}{registered_as}: no such module{where}") from None
         raise missing_extra(e, f"{name!r} ") from e
     try:
         return functools.reduce(getattr, point.attr.split("."), module)
     except AttributeError:
-        raise ConfigError(f"{group} {name!r} is registered as {point.value}: no such attribute") from None
+        raise ConfigError(f"{group} {name!r}{registered_as}: no such attribute") from None
 
 
 def build(group: str, name: str, options: Mapping[str, Any]) -> Any:
-    """Load a factory and call it with ``options``. An option it does not take, or of another type than a plain
-    annotation of the factory says, is a :class:`ConfigError`."""
-    factory = load(group, name)
-    parameters = inspect.signature(factory).parameters
+    """Load a factory and call it with ``options``; raises as :func:`factory`."""
+    return factory(group, name, options)(**options)
+
+
+def factory(group: str, name: str, options: Mapping[str, Any]) -> Any:
+    """Load a factory and see that it can be called with ``options``. One it does not take, or of another type than a
+    plain annotation of the factory says, is a :class:`ConfigError`."""
+    found = load(group, name)
+    parameters = inspect.signature(found).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         for option in options:
             if option not in parameters:
@@ -95,7 +103,7 @@ def build(group: str, name: str, options: Mapping[str, Any]) -> Any:
             raise ConfigError(
                 f"option {option!r} of {name!r} is {value!r:.64} ({type(value).__name__}); it must be {wanted}"
             )
-    return factory(**options)
+    return found
 
 
 def _is(annotation: Any, value: Any) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 from omni_loop import registry
 from omni_loop.errors import ConfigError, MissingExtra, UnknownName
-from omni_loop.registry import DEMOS, ENVS, PIPELINES, STAGES
+from omni_loop.registry import DEMOS, ENVS, PIPELINES, STAGES, TEMPLATES
 
 GROUPS = (PIPELINES, STAGES, ENVS, DEMOS, registry.TRAINERS, registry.CONTEXT_READERS, registry.COMMANDS)
 
@@ -94,8 +94,16 @@ def test_registered_lasts_as_long_as_its_context() -> None:
         registry.load(PIPELINES, "toy")
 
 
-def test_only_stages_may_be_named_by_module() -> None:
-    assert registry.load(STAGES, "omni_loop.errors:UnknownName") is UnknownName
+def test_only_stages_and_templates_may_be_named_by_module() -> None:
+    for group in (STAGES, TEMPLATES):
+        assert registry.load(group, "omni_loop.errors:UnknownName") is UnknownName
+        with pytest.raises(ConfigError, match=r"'nowhere:x': no such module; is its folder on the PYTHONPATH\?"):
+            registry.load(group, "nowhere:x")
+        with pytest.raises(ConfigError, match=r"'omni_loop.errors:Nobody': no such attribute"):
+            registry.load(group, "omni_loop.errors:Nobody")
+        for no_name in (":x", "./here.py:x", "here:"):
+            with pytest.raises(UnknownName):
+                registry.load(group, no_name)
     with pytest.raises(UnknownName):
         registry.load(PIPELINES, "omni_loop.errors:UnknownName")
 

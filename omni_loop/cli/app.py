@@ -158,10 +158,11 @@ def train(
 
 
 class _Check(TyperGroup):
-    """``check`` names deployments; ``check board`` is a command of its own."""
+    """``check`` names deployments; ``check config`` and ``check board`` are commands of their own."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        return super().resolve_command(ctx, args if args[0] in ("board", "deployments") else ["deployments", *args])
+        own = args[0] in ("config", "board", "deployments")
+        return super().resolve_command(ctx, args if own else ["deployments", *args])
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args:
@@ -169,7 +170,11 @@ class _Check(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-checks = typer.Typer(cls=_Check, rich_markup_mode="markdown", subcommand_metavar="[DEPLOYMENTS]... | board [OPTIONS]")
+checks = typer.Typer(
+    cls=_Check,
+    rich_markup_mode="markdown",
+    subcommand_metavar="[DEPLOYMENTS]... | config [DEPLOYMENTS]... | board [OPTIONS]",
+)
 
 
 @checks.callback()
@@ -177,8 +182,8 @@ def check() -> None:
     """Check deployments before a robot depends on them: configuration, pipelines, checkpoints, placement, port.
 
     Builds and warms up every stage as the server would, with the memory of its sessions, so a corrupt checkpoint or
-    too small a budget is found here. Without deployments, by name or path, it is everything shipped. Exit code 2 when
-    anything is wrong.
+    too small a budget is found here. Without deployments, by name or path, it is everything shipped, and what this
+    machine lacks, weights of others or an extra, is said and is not wrong. Exit code 2 when anything is wrong.
     """
 
 
@@ -192,7 +197,25 @@ def check_deployments(
     """Check deployments before a robot depends on them."""
     from .check import check_all
 
-    if not check_all(deployments or config.shipped("serve"), Console(soft_wrap=True)):
+    if not check_all(deployments or [], Console(soft_wrap=True)):
+        raise typer.Exit(2)
+
+
+@checks.command("config")
+def check_config(
+    deployments: Annotated[
+        list[str] | None,
+        typer.Argument(help="Deployments by name or path; none: everything shipped.", show_default=False),
+    ] = None,
+) -> None:
+    """Check what deployments say, without building a stage or loading weights: seconds, on any machine.
+
+    Keys and values, pipelines and templates, the options of every stage, and which runner takes it. Weights that are
+    not on this machine are said and are not wrong; everything else is, with exit code 2.
+    """
+    from .check_config import check_config as check_all
+
+    if not check_all(deployments or [], Console(soft_wrap=True)):
         raise typer.Exit(2)
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from omni_loop import registry
 from omni_loop.cli import main
-from omni_loop.config import shipped
 from omni_loop.errors import ConfigError
 
 
@@ -200,10 +199,12 @@ def test_a_deployment_is_no_board(run) -> None:
 
 def test_check_without_arguments_is_of_everything_shipped(run: object, monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[list[str]] = []
-    monkeypatch.setattr("omni_loop.cli.check.check_all", lambda names, console: checked.append(list(names)) or True)
-    assert run("check").code == 0  # type: ignore[operator]
-    assert run("check", "demo", "pusht").code == 0  # type: ignore[operator]
-    assert checked == [shipped("serve"), ["demo", "pusht"]]
+    for what in ("check.check_all", "check_config.check_config"):
+        monkeypatch.setattr(f"omni_loop.cli.{what}", lambda names, console: checked.append(list(names)) or True)
+    for own in ((), ("config",)):
+        assert run("check", *own).code == 0  # type: ignore[operator]
+        assert run("check", *own, "demo", "pusht").code == 0  # type: ignore[operator]
+    assert checked == [[], ["demo", "pusht"]] * 2
 
 
 def test_a_board_row_that_is_asked_for_and_not_built_is_no_pass(run: object) -> None:

@@ -1,0 +1,83 @@
+"""The work of ``omni-loop check config``: all that can be known of deployments without building a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from rich.console import Console
+from rich.markup import escape
+
+from .. import registry
+from ..config import Deployment, PipelineConfig, load_deployment, shipped
+from ..errors import CheckpointError, ConfigError, nearest
+from ..loop.graph import CompiledPipeline, compile_pipeline
+from ..loop.pipeline import StageDef, load_pipeline
+from .steps import Steps, absent, say_machine
+
+
+def check_config(deployments: Sequence[str], console: Console) -> bool:
+    """Check each of ``deployments`` (none: everything shipped); True when nothing is wrong. Weights that are not on
+    this machine are no mistake of a deployment; a missing extra is none of one that nobody named."""
+    say_machine(console)
+    good = True
+    for name in deployments or shipped("serve"):
+        console.print(f"[bold]{escape(name)}[/bold]", highlight=False)
+        steps = Steps(console, (CheckpointError, *absent(not deployments)))
+        deployment = steps.step("configuration", partial(load_deployment, name))
+        if deployment is not None:
+            check_graphs(deployment, steps)
+        good &= steps.good
+    return good
+
+
+def check_graphs(deployment: Deployment, steps: Steps) -> None:
+    """Pipelines and their specs, options of every stage, placement with its connectors."""
+    stages: dict[str, StageDef] = {}
+    for name, named in zip(deployment.names, deployment.pipelines, strict=True):
+        compiled = steps.step(f"pipeline {name}", partial(compiled_of, named), shown)
+        if compiled is not None:
+            stages |= zip(compiled.stages, compiled.pipeline.stages, strict=True)
+    whole = steps.complete  # else stages are missing, and what is said of them cannot be judged
+    for full, stage in stages.items():
+        steps.step(
+            f"options of {full}",
+            partial(registry.factory, registry.STAGES, stage.factory, options_of(stage, deployment)),
+        )
+    if whole:
+        steps.step("stage options", lambda: check_options(deployment, stages.values()))
+        steps.step(
+            "placement", lambda: placed(deployment, stages), lambda p: f"on {', '.join(sorted(set(p.values())))}"
+        )
+
+
+def compiled_of(named: str | PipelineConfig) -> CompiledPipeline:
+    return compile_pipeline(load_pipeline(named))
+
+
+def shown(compiled: CompiledPipeline) -> str:
+    return f"({', '.join(f'{stage.name}: {stage.kind}' for stage in compiled.pipeline.stages)})"
+
+
+def placed(deployment: Deployment, stages: Iterable[str]) -> dict[str, str]:
+    """See :meth:`Deployment.place <omni_loop.config.Deployment.place>`; a runner without stages is a ConfigError."""
+    found = deployment.place(stages)
+    if idle := [runner.name for runner in deployment.runners if runner.name not in found.values()]:
+        raise ConfigError(f"runner {idle[0]!r} has no stage left to run; leave it out")
+    return found
+
+
+def options_of(stage: StageDef, deployment: Deployment, device: str = "cpu") -> dict[str, object]:
+    """What the stage's factory will be called with on a runner of ``device``."""
+    options = {**stage.options, **deployment.stage_options.get(stage.factory, {})}
+    if device != "cpu":
+        options.setdefault("device", device)
+    return options
+
+
+def check_options(deployment: Deployment, stages: Iterable[StageDef]) -> None:
+    """Raises :class:`ConfigError` when the deployment gives options to a stage factory nobody uses."""
+    used = {stage.factory for stage in stages}
+    for factory in deployment.stage_options:
+        if factory not in used:
+            raise ConfigError(f"stage_options: no stage here is made by {factory!r}.{nearest(factory, used)}")
