@@ -64,9 +64,14 @@ class Orchestrator(Branching):
         Raises:
             ConfigError, UnknownName, MissingExtra, CheckpointError: the deployment cannot run as written.
         """
-        store = _store(deployment.snapshots)
-        pool = await Pool.start(deployment)
-        return cls(pool, deployment.session, deployment.limits.max_sessions, store=store)
+        store, tap = _store(deployment.snapshots), _tap(deployment)
+        try:
+            pool = await Pool.start(deployment)
+        except BaseException:
+            if tap is not None:
+                await asyncio.to_thread(tap.stop)
+            raise
+        return cls(pool, deployment.session, deployment.limits.max_sessions, store=store, tap=tap)
 
     @property
     def specs(self) -> Mapping[str, SessionSpec]:
@@ -77,6 +82,11 @@ class Orchestrator(Branching):
     def ready(self) -> bool:
         """Every stage has run once, every runner lives, and the server is not draining."""
         return not self._draining and self._pool.alive
+
+    @property
+    def recording(self) -> bool | None:
+        """Whether all that should be recorded is; None: nothing is recorded."""
+        return self._tap.healthy() if self._tap else None
 
     async def ping(self) -> None:
         """Pass through the work loop of every runner; raises ServerUnavailable when one is gone."""
@@ -249,7 +259,8 @@ class Orchestrator(Branching):
     def _tell(self, flight: Flight, work: Work, epoch: int, tick: int, seed: int, result: TickResult) -> None:
         sent = work.sent.get(OBSERVATION)
         executed = None if sent is None else sent.arrays[EXECUTED]
-        self._tap.ticked(Ticked(flight.request, executed, epoch, tick, work.step, seed, result))
+        stands = work.position.step
+        self._tap.ticked(Ticked(flight.request, executed, epoch, tick, work.step, stands, seed, result))
 
     def _timed(self, flight: Flight, run: TickRun, result: TickResult) -> TickResult:
         total_ms = 1e3 * (self._clock.now() - flight.arrived)
@@ -266,6 +277,15 @@ def _store(config: SnapshotConfig) -> SnapshotStore | None:
     from ..record.snapshot import ZarrSnapshots
 
     return ZarrSnapshots(Path(config.folder), config.max_bytes)
+
+
+def _tap(deployment: Deployment) -> Tap | None:
+    """The deployment's recorder; None when it names no folder."""
+    if deployment.record.folder is None:
+        return None
+    from ..record.recorder import Recorder  # with zarr
+
+    return Recorder(deployment)
 
 
 def _nbytes(work: Work) -> int:

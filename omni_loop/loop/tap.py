@@ -60,14 +60,15 @@ class Turned:
 @dataclass(frozen=True, slots=True)
 class Ticked:
     """A tick was answered and, unless it was a plan, committed: tick ``tick`` of ``epoch`` under ``seed``, at control
-    step ``step``. ``executed float32[k, action_dim]`` are the actions executed before it, as sent or as the server took
-    them from the chunk before; None for an op that has none."""
+    step ``step``; afterwards the session stands at ``stands``. ``executed float32[k, action_dim]`` are the actions
+    executed before it, as sent or as the server took them from the chunk before; None for an op that has none."""
 
     request: TickRequest
     executed: NDArray[np.float32] | None
     epoch: int
     tick: int
     step: int
+    stands: int
     seed: int
     result: TickResult
 

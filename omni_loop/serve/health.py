@@ -12,6 +12,7 @@ from .service import SERVICE, LoopService
 
 # A runner answers a ping between two forward passes; one that takes longer is stuck.
 PING_S = 10.0
+RECORDER = "omni_loop.v1.Recorder"
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -19,7 +20,8 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 class Health(health.aio.HealthServicer):
     """NOT_SERVING until every stage has run once, while a runner is gone or stuck, and from draining on.
 
-    The names are "" (the whole server) and ``omni_loop.v1.Loop``.
+    The names are "" (the whole server) and ``omni_loop.v1.Loop``; and, where ticks are recorded, RECORDER, which is
+    NOT_SERVING while some are lost: the robot goes on meanwhile.
     """
 
     def __init__(self, service: LoopService) -> None:
@@ -36,6 +38,9 @@ class Health(health.aio.HealthServicer):
         status = _SERVING if await self._alive() else _NOT_SERVING
         for name in ("", SERVICE):
             await self.set(name, status)
+        core = self._service.orchestrator
+        if core is not None and core.recording is not None:
+            await self.set(RECORDER, _SERVING if core.recording else _NOT_SERVING)
 
     async def _alive(self) -> bool:
         core = self._service.orchestrator

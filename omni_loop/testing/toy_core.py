@@ -82,6 +82,7 @@ class ToyCore:
     def __init__(self, spec: SessionSpec = SPEC) -> None:
         self.specs: Mapping[str, SessionSpec] = {spec.pipeline: spec}
         self.ready = True
+        self.recording: bool | None = None
         self.gate = asyncio.Event()
         self.gate.set()
         self.entered = asyncio.Event()  # set when a tick has begun

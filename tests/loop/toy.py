@@ -23,6 +23,7 @@ from omni_loop.loop.orchestrator import Orchestrator
 from omni_loop.loop.pipeline import CLIENT, Edge, Pipeline, Plan, StageDef
 from omni_loop.loop.pool import Pool
 from omni_loop.loop.request import SessionInfo, TickRequest
+from omni_loop.loop.tap import Tap
 from omni_loop.messages import PayloadKind
 from omni_loop.runner.local import LocalRunner
 from omni_loop.runner.runner import RunnerSettings
@@ -168,6 +169,7 @@ async def toy(
     config: SessionConfig | None = None,
     settings: RunnerSettings | None = None,
     store: SnapshotStore | None = None,
+    tap: Tap | None = None,
 ) -> AsyncIterator[Toy]:
     """An orchestrator over ``pipeline`` with one thread runner per group of ``placement``. At the end nothing is
     left: the runners check their books when they stop, and the connectors must hold no payload."""
@@ -179,7 +181,7 @@ async def toy(
     for runner in runners:
         await runner.start()
     pool = Pool([compile_pipeline(pipeline)], runners)
-    core = Orchestrator(pool, config or SessionConfig(), max_sessions, clock, store)
+    core = Orchestrator(pool, config or SessionConfig(), max_sessions, clock, store, tap)
     setup = Toy(core, script, runners)
     try:
         yield setup

@@ -22,6 +22,7 @@ from ...loop.graph import compile_pipeline
 from ...loop.orchestrator import Orchestrator
 from ...loop.pool import Pool
 from ...loop.request import SessionInfo, TickRequest
+from ...loop.tap import Tap
 from ...messages import ExportSession, ReleasePayloads
 from ...runner.runner import RunnerSettings, StageEntry
 from ...runner.state import Budget
@@ -154,6 +155,7 @@ async def bed(
     placement: Sequence[Sequence[str]] = (tuple(STAGES),),
     max_sessions: int = 32,
     threads: bool = False,
+    tap: Tap | None = None,
 ) -> AsyncIterator[Bed]:
     """A running core, its runners in ``threads`` or on the event loop. When the block ends without an error, every
     session is closed, and nothing may be left."""
@@ -167,7 +169,8 @@ async def bed(
     for runner in runners:
         await runner.start()
     pool = Pool([compile_pipeline(PIPELINE)], runners)
-    made = Bed(Orchestrator(pool, config or SessionConfig(), max_sessions, clock, store), runners, faults)
+    core = Orchestrator(pool, config or SessionConfig(), max_sessions, clock, store, tap)
+    made = Bed(core, runners, faults)
     try:
         yield made
         await _nothing_left(made)

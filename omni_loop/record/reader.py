@@ -1,0 +1,219 @@
+"""Reading recordings: runs, their episodes, and the ticks of each as the loop told them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InvalidInput, MissingExtra, OmniLoopError, Reason, UnknownName
+from ..types import Op, SessionSpec
+from . import layout, sealed
+from .table import Table, Tick
+
+if TYPE_CHECKING:
+    import zarr
+
+
+class RecordingError(OmniLoopError):
+    """A recording is missing, of another version, or not as it was written."""
+
+    reason = Reason.BAD_SNAPSHOT
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One session from its opening, fork, restore or reset to its end. ``name`` is unique in the recording.
+
+    ``begin``: how it began (``event`` open, fork, restore or reset; ``source``; epoch, tick, seq, step, seed, prompt).
+    ``complete``: every tick of it is here with its arrays.
+    """
+
+    name: str
+    session: str
+    number: int
+    spec: SessionSpec
+    keys: tuple[str, ...]
+    kept: tuple[str, ...]
+    options: Mapping[str, Any]
+    begin: Mapping[str, Any]
+    folders: tuple[Path, ...] = field(repr=False)
+    length: int = 0
+    lost: int = 0
+
+    @cached_property
+    def _parts(self) -> list[tuple[list[Tick], list[dict[str, Any]]]]:
+        return [_read_part(folder) for folder in self.folders]
+
+    @property
+    def ticks(self) -> list[Tick]:
+        """In the order in which they committed. Raises :class:`RecordingError` when a file is not as written."""
+        return [tick for ticks, _ in self._parts for tick in ticks]
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """What happened besides ticks: failed, gap, lost, rewind, snapshot, ended."""
+        return [event for _, events in self._parts for event in events]
+
+    @property
+    def complete(self) -> bool:
+        return self.lost == 0 and not any(e["event"] in ("gap", "lost") for e in self.events)
+
+    @property
+    def line(self) -> list[Tick]:
+        """The ticks that count in the end: what a rewind or a recondition of the past took back is left out."""
+        rewinds = sorted((e["order"], e["step"]) for e in self.events if e["event"] == "rewind")
+        line: list[Tick] = []
+        for tick in self.ticks:
+            while rewinds and rewinds[0][0] < tick.order:
+                _back_to(line, rewinds.pop(0)[1])
+            if tick.op is Op.RECONDITION and tick.result.epoch > tick.epoch:
+                while line and line[-1].stands >= tick.step:
+                    line.pop()
+            if tick.op is not Op.PLAN:
+                line.append(tick)
+        for _, step in rewinds:
+            _back_to(line, step)
+        return line
+
+
+def _back_to(line: list[Tick], step: int) -> None:
+    """Take back what came after the last tick that stood at ``step``."""
+    while line and line[-1].stands != step:
+        line.pop()
+
+
+class Recording:
+    """A run, or a folder of runs. ``unfinished``: episodes that a server which was killed had open.
+
+    Raises:
+        RecordingError: there is none, or one of a version that is not known.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        runs = [path] if (path / layout.RUN).is_file() else sorted(p.parent for p in path.glob(f"*/{layout.RUN}"))
+        if not runs:
+            raise RecordingError(f"there is no recording in {path}")
+        self.runs = {run.name: _read_run(run) for run in runs}
+        self.unfinished: list[str] = []
+        self.broken: dict[str, str] = {}  # what cannot be read, and why
+        self.episodes: list[Episode] = []
+        for run in runs:
+            self._read(run, f"{run.name}/" if len(runs) > 1 else "")
+
+    def __len__(self) -> int:
+        return len(self.episodes)
+
+    def __iter__(self) -> Iterator[Episode]:
+        return iter(self.episodes)
+
+    @property
+    def deployment(self) -> dict[str, Any]:
+        """What the last run served."""
+        deployment: dict[str, Any] = self.runs[max(self.runs)]["deployment"]
+        return deployment
+
+    def select(self, wanted: Sequence[str]) -> list[Episode]:
+        """Episodes by number ("3"), range ("3-7") or name; none named: all.
+
+        Raises:
+            UnknownName: no such episode. InvalidInput: what says none.
+        """
+        if not wanted:
+            return list(self.episodes)
+        chosen: dict[str, Episode] = {}
+        names = {episode.name: episode for episode in self.episodes}
+        for text in wanted:
+            found = [names[text]] if text in names else [self.episodes[i] for i in self._indices(text)]
+            chosen |= {episode.name: episode for episode in found}
+        return [episode for episode in self.episodes if episode.name in chosen]
+
+    def _indices(self, text: str) -> range:
+        first, _, last = text.partition("-")
+        if not (first.isdigit() and (last.isdigit() or not last)):
+            raise InvalidInput(f"{text!r} names no episode; say a number such as 3, a range such as 3-7, or a name")
+        indices = range(int(first), int(last or first) + 1)
+        if not indices or indices.stop > len(self):
+            raise UnknownName(f"there is no episode {text}; the recording has {len(self)}, from 0 on")
+        return indices
+
+    def _read(self, run: Path, prefix: str) -> None:
+        groups: dict[tuple[str, int], list[tuple[int, Path, dict[str, Any]]]] = {}
+        for folder in sorted(p for p in run.iterdir() if p.is_dir()):
+            if folder.name.startswith("."):
+                self.unfinished.append(prefix + folder.name.removeprefix(layout.OPEN))
+                continue
+            try:
+                about = _about(folder)
+            except RecordingError as error:
+                self.broken[prefix + folder.name] = error.text
+                continue
+            groups.setdefault((about["session"], about["episode"]), []).append((about["part"], folder, about))
+        for parts in groups.values():
+            parts.sort(key=lambda part: part[0])
+            self.episodes.append(_episode(prefix, parts))
+
+
+def _episode(prefix: str, parts: Sequence[tuple[int, Path, dict[str, Any]]]) -> Episode:
+    first = parts[0][2]
+    missing = len({number for number, _, _ in parts}) != parts[-1][0] + 1
+    episode = Episode(
+        name=prefix + parts[0][1].name,
+        session=first["session"],
+        number=first["episode"],
+        spec=layout.decode_spec(first["spec"]),
+        keys=tuple(first["keys"]),
+        kept=tuple(first["kept"]),
+        options=first["options"],
+        begin=first["begin"],
+        folders=tuple(folder for _, folder, _ in parts),
+        length=sum(about["ticks"] for *_, about in parts),
+        lost=sum(about["lost"] for *_, about in parts),
+    )
+    return replace(episode, lost=max(episode.lost, 1)) if missing else episode
+
+
+def _read_run(run: Path) -> dict[str, Any]:
+    try:
+        about: dict[str, Any] = json.loads((run / layout.RUN).read_text(encoding="utf-8"))
+        version = about["version"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RecordingError(f"{run.name}: {layout.RUN} cannot be read: {type(error).__name__}") from error
+    if version != layout.VERSION:
+        raise RecordingError(f"{run.name} is of version {version}; this program reads version {layout.VERSION}")
+    return about
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    """An episode's attributes; its files are checked when its ticks are read."""
+    try:
+        about: dict[str, Any] = json.loads((folder / "zarr.json").read_bytes())["attributes"][layout.EPISODE]
+        return about
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RecordingError(f"the episode {folder.name} is corrupt: {type(error).__name__}") from error
+
+
+def _read_part(folder: Path) -> tuple[list[Tick], list[dict[str, Any]]]:
+    try:
+        content = sealed.checked(folder)
+    except (sealed.Corrupt, OSError, ValueError) as error:
+        raise RecordingError(f"the episode {folder.name} is corrupt: {error}") from error
+    try:
+        return Table(_group(content)).read()
+    except Exception as error:  # the bytes are as they were written, and yet no episode of ours
+        raise RecordingError(f"the episode {folder.name} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _group(content: Mapping[str, bytes]) -> zarr.Group:
+    try:
+        import zarr
+        from zarr.core.buffer import default_buffer_prototype
+    except ImportError as error:
+        raise MissingExtra("recordings need zarr: install omni-loop[serve]") from error
+    buffer = default_buffer_prototype().buffer
+    store = zarr.storage.MemoryStore({name: buffer.from_bytes(b) for name, b in content.items()}, read_only=True)
+    return zarr.open_group(store, mode="r")
