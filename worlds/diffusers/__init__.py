@@ -1,0 +1,1 @@
+"""Video pipelines of diffusers as worlds: Cosmos Predict2 and 2.5 video-to-world, Wan image-to-video."""
