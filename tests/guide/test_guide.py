@@ -1,0 +1,67 @@
+"""The examples of docs/guide.md run as they are written, but for the port."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from rich.console import Console
+
+from omni_loop.cli.check_config import check_config
+from omni_loop.config import load_deployment
+from omni_loop.serve.background import BackgroundServer
+
+from .blocks import ADDRESS, BLOCKS, FOLDER, lines, module
+
+READY_S = 280.0
+
+
+@contextmanager
+def served(deployment: str) -> Iterator[str]:
+    """The address of a server whose PYTHONPATH holds the examples, as the guide says."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]))
+        with BackgroundServer(load_deployment(FOLDER / deployment), READY_S) as server:
+            yield server.address
+
+
+def said(block: str, address: str, capsys: pytest.CaptureFixture[str]) -> str:
+    module("my_world.py")  # so that the folder is on the path
+    exec(compile(BLOCKS[block].replace(ADDRESS, address), block, "exec"), {"__name__": "example"})
+    return capsys.readouterr().out
+
+
+def test_a_policy_and_a_world_take_less_than_60_lines_each() -> None:
+    assert lines("my_policy.py", "policy.yaml", "use_policy.py") < 60
+    assert lines("my_world.py", "world.yaml", "use_world.py") < 60
+
+
+def test_the_policy_is_served(capsys: pytest.CaptureFixture[str]) -> None:
+    with served("policy.yaml") as address:
+        assert said("use_policy.py", address, capsys) == "(16, 2) reach-1\n"
+
+
+def test_the_world_is_served_and_its_dreams_are_an_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    with served("world.yaml") as address:
+        assert said("use_world.py", address, capsys) == "(8, 32, 32, 3)\n"
+        assert said("imagine.py", address, capsys) == "(4, 32, 32, 3) True\n"
+
+
+def test_a_notebook_registers_and_serves_in_one_process(capsys: pytest.CaptureFixture[str]) -> None:
+    assert said("notebook.py", "", capsys) == "['reach']\n"
+
+
+@pytest.mark.parametrize("deployment", ["policy.yaml", "world.yaml"])
+def test_check_config_knows_modules_that_nobody_packaged(deployment: str) -> None:
+    module("my_world.py")
+    out = io.StringIO()
+    assert check_config([str(FOLDER / deployment)], Console(file=out, width=200)), out.getvalue()
+    text = (FOLDER / deployment).read_text().replace("speed", "sped").replace("my_world:", "my_word:")
+    (FOLDER / f"wrong-{deployment}").write_text(text)
+    out = io.StringIO()
+    assert not check_config([str(FOLDER / f"wrong-{deployment}")], Console(file=out, width=200))
+    assert ("Did you mean 'speed'?" in out.getvalue()) == (deployment == "policy.yaml")
+    assert ("is its folder on the PYTHONPATH?" in out.getvalue()) == (deployment == "world.yaml")
