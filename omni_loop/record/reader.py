@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,19 +43,20 @@ class Episode:
     length: int = 0
     lost: int = 0
 
-    @cached_property
-    def _parts(self) -> list[tuple[list[Tick], list[dict[str, Any]]]]:
-        return [_read_part(folder) for folder in self.folders]
+    def parts(self) -> Iterator[tuple[list[Tick], list[dict[str, Any]]]]:
+        """Ticks and events, part by part, read from disk each time. Raises :class:`RecordingError` when a file is not
+        as it was written."""
+        return (_read_part(folder) for folder in self.folders)
 
     @property
     def ticks(self) -> list[Tick]:
-        """In the order in which they committed. Raises :class:`RecordingError` when a file is not as written."""
-        return [tick for ticks, _ in self._parts for tick in ticks]
+        """In the order in which they committed. Read from disk, as :meth:`parts` says."""
+        return [tick for ticks, _ in self.parts() for tick in ticks]
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """What happened besides ticks: failed, gap, lost, rewind, snapshot, ended."""
-        return [event for _, events in self._parts for event in events]
+        """What happened besides ticks: failed, gap, lost, rewind, snapshot, ended. Read from disk."""
+        return [event for _, events in self.parts() for event in events]
 
     @property
     def complete(self) -> bool:
@@ -65,9 +65,13 @@ class Episode:
     @property
     def line(self) -> list[Tick]:
         """The ticks that count in the end: what a rewind or a recondition of the past took back is left out."""
-        rewinds = sorted((e["order"], e["step"]) for e in self.events if e["event"] == "rewind")
+        ticks, events = [], []
+        for some, happened in self.parts():
+            ticks += some
+            events += happened
+        rewinds = sorted((e["order"], e["step"]) for e in events if e["event"] == "rewind")
         line: list[Tick] = []
-        for tick in self.ticks:
+        for tick in ticks:
             while rewinds and rewinds[0][0] < tick.order:
                 _back_to(line, rewinds.pop(0)[1])
             if tick.op is Op.RECONDITION and tick.result.epoch > tick.epoch:

@@ -24,8 +24,8 @@ class Tick:
     """One recorded tick: what was asked, what had been executed before, and what was answered.
 
     ``stands``: the step the session stood at afterwards. ``kept`` False: the disk did not take the arrays, and only
-    numbers are here. ``plan``: what was searched for, as :class:`~omni_loop.loop.request.PlanRequest` has it, with
-    ``goal`` and ``init`` when given.
+    numbers are here; ``frames_kept`` False: it was answered with frames that are not here. ``plan``: what was searched
+    for, as :class:`~omni_loop.loop.request.PlanRequest` has it, with ``goal`` and ``init`` when given.
     """
 
     order: int
@@ -38,6 +38,7 @@ class Tick:
     stands: int
     seed: int
     kept: bool
+    frames_kept: bool
     arrays: Mapping[str, Array]
     executed: NDArray[np.float32] | None
     actions: NDArray[np.float32] | None
@@ -88,8 +89,10 @@ class Table:
         if plan is not None:
             goal, init = self._own(i, layout.GOAL), self._own(i, layout.INIT)
             asked = {**plan["asked"], "goal": None if goal is None else goal[0], "init": init}
+        result = self._result(i, n, None if plan is None else plan["summary"])
         return Tick(
             op=op,
+            frames_kept=result.frames is not None or n["frames_step"] == layout.ABSENT,
             kept=bool(n["kept"]),
             arrays=self._observed(i, op),
             executed=self._own(i, layout.EXECUTED),
@@ -98,7 +101,7 @@ class Table:
             frames=n["asked_frames"],
             plan=asked,
             seed=int(np.int64(n["seed"]).astype(np.uint64)),
-            result=self._result(i, n, None if plan is None else plan["summary"]),
+            result=result,
             **{name: n[name] for name in ("order", "at_ns", "seq", "epoch", "tick", "step", "stands")},
         )
 
