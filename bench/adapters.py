@@ -1,7 +1,7 @@
 """``omni-loop bench adapters``: what models, engines and stores of others, and the edges between stages, cost.
 
-Each part is a module of its own with a ``BENCH``, a :class:`~.rows.Bench` like any other; here their rows stand together,
-each under its part as group. A part's subject is made when the first of its rows is measured.
+Each part is a module of its own with a ``BENCH``, a :class:`~.rows.Bench` called like the part; here their rows stand
+together, each under its part as group. A part's subject is made when the first of its rows is measured.
 """
 
 from __future__ import annotations

@@ -93,7 +93,8 @@ class Sessions:
             for report in reports:
                 if isinstance(report, Failed):
                     raise rebuild(report.code, report.reason, report.retryable, report.text)
-                done[report.request] = report
+                if isinstance(report, Done):
+                    done[report.request] = report
         return [done[request] for request in range(count)]
 
 

@@ -125,7 +125,8 @@ class RecordConfig(Section):
 
 
 class PipelineConfig(Section):
-    """A pipeline that a template makes, served as ``name``. ``options`` say of what: a checkpoint, a frame size."""
+    """A pipeline that a template makes, served as ``name``. ``template`` is registered, or ``module:attribute`` of a
+    module on the PYTHONPATH; ``options`` say of what it is made: a checkpoint, a frame size."""
 
     name: str = Field(min_length=1)
     template: str
@@ -152,6 +153,8 @@ class Deployment(Section):
     snapshots: SnapshotConfig = SnapshotConfig()
     record: RecordConfig = RecordConfig()
     stage_options: Mapping[str, Mapping[str, Scalar]] = Field(default_factory=dict)
+    # Connectors by "pipeline/source.output>target.input", or a pattern of it with "*"; else that of the runners.
+    edges: Mapping[str, Literal["local", "shm"]] = Field(default_factory=dict)
 
     @field_validator("stage_options")
     @classmethod

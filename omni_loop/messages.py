@@ -31,7 +31,8 @@ class PayloadKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PayloadKey:
-    """Names a payload: which edge of the pipeline, which session, epoch, tick and part."""
+    """Names a payload: which edge of the pipeline, which session, epoch and tick; ``part`` 0 is the whole, others
+    were made on the way there."""
 
     edge: str
     session: str
@@ -49,7 +50,7 @@ class Receipt:
     """
 
     key: PayloadKey
-    kind: PayloadKind
+    kind: str  # of PayloadKind, or one's own
     connector: str
     location: str
     nbytes: int
@@ -69,7 +70,11 @@ class OpenSession:
 @dataclass(frozen=True, slots=True)
 class RunStage:
     """Run one stage of one tick. ``inputs`` maps the stage's input names to receipts. ``unhurried``: a later command of
-    the session is on its way, and what this one gave may be reported together with it."""
+    the session is on its way, and what this one gave may be reported together with it. ``streams``: outputs of which
+    parts are wanted as they are made; each is told by a :class:`Part`.
+
+    With a ``part`` it runs a stage without state on that part of its input, beside whatever its session does: it waits
+    for no other command, nothing is staged, and when the stage's run on the whole begins it gives nothing."""
 
     session: str
     epoch: int
@@ -80,6 +85,8 @@ class RunStage:
     inputs: Mapping[str, Receipt]
     params: Mapping[str, Scalar] = field(default_factory=dict)  # e.g. {"frames": 8, "actions": 8}
     unhurried: bool = False
+    streams: tuple[str, ...] = ()
+    part: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +103,8 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Undo everything ``stages`` staged during the tick."""
+    """Undo everything ``stages`` staged during the tick. What of it has not run does not run any more, and a stage of
+    many passes ends between two of them: it fails as cancelled, before this is done."""
 
     session: str
     epoch: int
@@ -169,6 +177,14 @@ class ReleasePayloads:
     keys: tuple[PayloadKey, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Get one small payload by each backend and put its arrays again, under the same names; :class:`Done` has them by
+    the same names. What comes back says whether payloads travel both ways."""
+
+    inputs: Mapping[str, Receipt]
+
+
 Command = (
     OpenSession
     | RunStage
@@ -181,6 +197,7 @@ Command = (
     | ImportSession
     | CloseSession
     | ReleasePayloads
+    | Probe
 )
 
 
@@ -209,4 +226,15 @@ class Failed:
     missing_bytes: int = 0
 
 
-Report = Done | Failed
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A :class:`RunStage` that still runs has made something it can show: receipts by output name, put as ``part``
+    (1, 2, ...) of the tick. It comes before the command's :class:`Done` or :class:`Failed`."""
+
+    request: int
+    part: int
+    outputs: Mapping[str, Receipt] = field(default_factory=dict)
+
+
+Answer = Done | Failed  # one to every command
+Report = Answer | Part

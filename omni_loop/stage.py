@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from .messages import PayloadKind, Scalar
+from .messages import Scalar
 from .types import Op, StageKind
 
 T = TypeVar("T")
@@ -22,7 +22,7 @@ T = TypeVar("T")
 class Payload:
     """Typed arrays on an edge. ``arrays`` are read-only by agreement; ``meta`` are small facts."""
 
-    kind: PayloadKind
+    kind: str  # of PayloadKind, or one's own: see connect.schema
     arrays: Mapping[str, Any]
     meta: Mapping[str, Scalar] = field(default_factory=dict)
     schema: int = 1
@@ -238,6 +238,14 @@ class Stage(Protocol):
 
 
 @runtime_checkable
+class ClosingStage(Stage, Protocol):
+    """A stage that holds more than memory, such as a process of its own."""
+
+    def close(self) -> None:
+        """Give it back. Called once, after the last run, when the runner ends; also when it could not start."""
+
+
+@runtime_checkable
 class SteppedStage(Stage, Protocol):
     """A stage of many forward passes per item, such as denoising: the runner may let another session's item join
     between two passes. ``run`` is then ``begin``, ``advance`` until finished, ``finish`` for all items alike.
@@ -254,6 +262,21 @@ class SteppedStage(Stage, Protocol):
 
     def finish(self, job: Job) -> Outputs:
         """The outputs of a finished job."""
+
+
+@runtime_checkable
+class StreamingStage(SteppedStage, Protocol):
+    """A stepped stage that can show what it has before it is done: a preview after the first pass, each frame when it
+    is finished. Asked after every pass, only when somebody wants to see it; what :meth:`finish` gives must not depend
+    on that.
+
+    A part is like the stage's outputs, of fewer frames: where it begins is its ``meta["first_step"]``, and
+    ``meta["preview"]`` is True for what later passes will still change. Stages behind an edge that ``streams`` run on
+    the part as on a whole payload; they have no state.
+    """
+
+    def parts(self, job: Job) -> Sequence[Outputs]:
+        """What ``job`` has made since it was last asked, oldest first; mostly nothing."""
 
 
 def in_steps(stage: SteppedStage, items: Sequence[StageItem]) -> list[Outputs | Exception]:

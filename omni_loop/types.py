@@ -113,6 +113,7 @@ class Observation:
     captured_ns: int = 0
     frames: int = 0  # how many predicted frames the client wants besides (0: none)
     deadline_ms: float = 0.0  # 0: none
+    previews: bool = False  # parts of these frames as they are made
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,10 @@ class FramePrediction:
 
     ``scene float32[n, points, 2]`` are the readout's points in the units of the action space, when the
     pipeline has a readout.
+
+    ``part`` 0 is all frames of the tick, committed. Parts 1, 2, ... come while they are still being made, where that was
+    asked for: nothing of them is committed, and they are void when the tick fails. A ``preview`` shows frames that are
+    not finished; a part without it shows the pixels that the whole will show, but for rounding.
     """
 
     seq: int
@@ -155,6 +160,7 @@ class FramePrediction:
     epoch: int
     scene: NDArray[np.float32] | None = None
     preview: bool = False
+    part: int = 0
 
 
 @dataclass(frozen=True, slots=True)

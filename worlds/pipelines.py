@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from omni_loop.loop.pipeline import CLIENT, Edge, Pipeline, Plan, StageDef
 from omni_loop.messages import PayloadKind as P
 from omni_loop.types import ArraySpec, Op, SessionSpec, StageKind
@@ -31,13 +33,13 @@ _THINK = (
 _IMAGINE = (
     Edge("context", "latents", "frames", "latents", P.LATENTS),
     Edge("act", "chunk", "frames", "actions", P.ACTIONS),
-    Edge("frames", "latents", "decode", "latents", P.LATENTS),
+    Edge("frames", "latents", "decode", "latents", P.LATENTS, streams=True),
 )
 
 
-def _pusht_spec() -> SessionSpec:
+def _pusht_spec(pipeline: str = "pusht") -> SessionSpec:
     return SessionSpec(
-        pipeline="pusht",
+        pipeline=pipeline,
         observations=(_IMAGE, _AGENT, _POSE),
         action=_ACTION,
         horizon=_HORIZON,
@@ -121,6 +123,20 @@ PUSHT = Pipeline(
     "observation -> context -> act; frames of the chunk besides",
 )
 
+PUSHT_VLLM = Pipeline(
+    "pusht-vllm",
+    partial(_pusht_spec, "pusht-vllm"),
+    (StageDef("context", StageKind.CONTEXT, "context_vllm"), _ACT, _FRAMES, _DECODE),
+    (
+        _SEE,
+        Edge("context", "scene", "act", "scene", P.SCENE),
+        Edge("context", "hidden", "act", "hidden", P.HIDDEN),
+        *_IMAGINE,
+    ),
+    {Op.INFER: _ACTING},
+    "pusht with vLLM as the context's engine: tokens in, hidden states out",
+)
+
 PUSHT_WORLD = Pipeline(
     "pusht-world",
     _world_spec,
@@ -129,7 +145,7 @@ PUSHT_WORLD = Pipeline(
         Edge(CLIENT, "observation", "frames", "observation", P.OBSERVATION, optional=True),
         Edge(CLIENT, "actions", "frames", "actions", P.ACTIONS, optional=True),
         Edge(CLIENT, "goal", "frames", "goal", P.GOAL, optional=True),
-        Edge("frames", "latents", "decode", "latents", P.LATENTS),
+        Edge("frames", "latents", "decode", "latents", P.LATENTS, streams=True),
     ),
     {
         Op.RECONDITION: Plan(answer=("frames",)),

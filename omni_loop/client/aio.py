@@ -16,8 +16,9 @@ from numpy.typing import ArrayLike
 from ..errors import OmniLoopError
 from ..types import SessionSpec, TickResult
 from ..wire import loop_pb2 as pb
-from . import arguments, book, channel
+from . import arguments, book, channel, watch
 from .stream import SessionStream
+from .watch import OnPart
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +91,26 @@ class AsyncClient:
             raise channel.typed(error, self.address) from None
         return answer
 
+    async def watch(self, watched: watch.Watch) -> TickResult:
+        """One request on a stream of its own, with the server's typed errors."""
+        call: Any = self.channel.stream_stream(
+            channel.method("Stream"),
+            request_serializer=pb.ClientMessage.SerializeToString,
+            response_deserializer=pb.ServerMessage.FromString,
+        )(timeout=self._timeout_s)
+        try:
+            for sent in watched.messages:
+                await call.write(sent)
+            await call.done_writing()
+            while isinstance(message := await call.read(), pb.ServerMessage):
+                if (answer := watched.hear(message)) is not None:
+                    return answer
+        except grpc.RpcError as error:
+            raise channel.typed(error, self.address) from None
+        finally:
+            call.cancel()
+        raise watched.ended(self.address)
+
 
 class AsyncSession:
     """See :class:`~omni_loop.client.sync.Session`, which documents every call."""
@@ -146,15 +167,25 @@ class AsyncSession:
         frames: int = 0,
         deadline_ms: float = 0.0,
         captured_ns: int = 0,
+        on_part: OnPart | None = None,
     ) -> TickResult:
         observation = self._book.infer(arrays, step, executed, frames, deadline_ms, captured_ns)
+        if on_part is not None:
+            return await self._client.watch(watch.Watch(self._book, observation, on_part))
         request = pb.InferRequest(session=self._book.ref, observation=observation)
         return self._book.read(await self._client.call("Infer", request, pb.TickReply))
 
     async def predict(
-        self, actions: ArrayLike | None = None, *, steps: int = 0, deadline_ms: float = 0.0
+        self,
+        actions: ArrayLike | None = None,
+        *,
+        steps: int = 0,
+        deadline_ms: float = 0.0,
+        on_part: OnPart | None = None,
     ) -> TickResult:
         request = self._book.predict(actions, steps, deadline_ms)
+        if on_part is not None:
+            return await self._client.watch(watch.Watch(self._book, request, on_part))
         return self._book.read(await self._client.call("Predict", request, pb.TickReply))
 
     async def recondition(

@@ -2,7 +2,8 @@
 
 Requests may be sent before earlier ones are answered. Each is answered by exactly one :class:`TickResult`,
 :class:`Skipped` or :class:`Refused` with its ``seq``; frames asked for besides a chunk come later as
-:class:`~omni_loop.types.FramePrediction`, or as :class:`FramesLost`.
+:class:`~omni_loop.types.FramePrediction`, or as :class:`FramesLost`. Where ``previews`` were asked for, frames with a
+``part`` come before the end of their request, which makes them void.
 """
 
 from __future__ import annotations
@@ -104,15 +105,26 @@ class SessionStream:
         frames: int = 0,
         deadline_ms: float = 0.0,
         captured_ns: int = 0,
+        previews: bool = False,
     ) -> int:
-        """Send an observation; its ``seq``."""
+        """Send an observation; its ``seq``. ``previews``: parts of the frames are wanted as they are made."""
         observation = self._book.infer(arrays, step, executed, frames, deadline_ms, captured_ns)
+        observation.previews = previews
         await self._send(pb.ClientMessage(observation=observation))
         return observation.seq
 
-    async def predict(self, actions: ArrayLike | None = None, *, steps: int = 0, deadline_ms: float = 0.0) -> int:
-        """Ask for frames of ``actions float32[n, action_dim]``, or of ``steps`` imagined ones; the ``seq``."""
+    async def predict(
+        self,
+        actions: ArrayLike | None = None,
+        *,
+        steps: int = 0,
+        deadline_ms: float = 0.0,
+        previews: bool = False,
+    ) -> int:
+        """Ask for frames of ``actions float32[n, action_dim]``, or of ``steps`` imagined ones; the ``seq``.
+        ``previews``: parts of them are wanted as they are made."""
         request = self._book.predict(actions, steps, deadline_ms)
+        request.previews = previews
         await self._send(pb.ClientMessage(predict=request))
         return request.seq
 

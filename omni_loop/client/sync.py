@@ -14,7 +14,8 @@ from numpy.typing import ArrayLike
 from ..errors import OmniLoopError
 from ..types import SessionSpec, TickResult
 from ..wire import loop_pb2 as pb
-from . import arguments, book, channel
+from . import arguments, book, channel, watch
+from .watch import OnPart
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +94,23 @@ class Client:
             raise channel.typed(error, self.address) from None
         return answer
 
+    def watch(self, watched: watch.Watch) -> TickResult:
+        """One request on a stream of its own, with the server's typed errors."""
+        call = self._channel.stream_stream(
+            channel.method("Stream"),
+            request_serializer=pb.ClientMessage.SerializeToString,
+            response_deserializer=pb.ServerMessage.FromString,
+        )(iter(watched.messages), timeout=self._timeout_s)
+        try:
+            for message in call:
+                if (answer := watched.hear(message)) is not None:
+                    return answer
+        except grpc.RpcError as error:
+            raise channel.typed(error, self.address) from None
+        finally:
+            call.cancel()
+        raise watched.ended(self.address)
+
 
 class Session:
     """One session, for one thread at a time. As a context manager it closes itself."""
@@ -149,17 +167,34 @@ class Session:
         frames: int = 0,
         deadline_ms: float = 0.0,
         captured_ns: int = 0,
+        on_part: OnPart | None = None,
     ) -> TickResult:
         """A real observation in, an action chunk out. ``arrays`` are the session's keys, of the spec's dtype:
         nothing is cast. ``executed float32[k, action_dim]`` since the observation before; None: the first
-        (step - previous step) rows of the last chunk. ``frames``: predicted frames wanted besides."""
+        (step - previous step) rows of the last chunk. ``frames``: predicted frames wanted besides; ``on_part`` hears of
+        them while they are made, see :meth:`predict`."""
         observation = self._book.infer(arrays, step, executed, frames, deadline_ms, captured_ns)
+        if on_part is not None:
+            return self._client.watch(watch.Watch(self._book, observation, on_part))
         request = pb.InferRequest(session=self._book.ref, observation=observation)
         return self._book.read(self._client.call("Infer", request, pb.TickReply))
 
-    def predict(self, actions: ArrayLike | None = None, *, steps: int = 0, deadline_ms: float = 0.0) -> TickResult:
-        """Frames that follow from ``actions float32[n, action_dim]``, or the next ``steps`` imagined ones."""
+    def predict(
+        self,
+        actions: ArrayLike | None = None,
+        *,
+        steps: int = 0,
+        deadline_ms: float = 0.0,
+        on_part: OnPart | None = None,
+    ) -> TickResult:
+        """Frames that follow from ``actions float32[n, action_dim]``, or the next ``steps`` imagined ones.
+
+        ``on_part`` hears of frames while the rest is made, in this thread: a ``preview`` of the first one, and finished
+        ones that are not committed yet. The result is the same with it; when the call fails, parts are void.
+        """
         request = self._book.predict(actions, steps, deadline_ms)
+        if on_part is not None:
+            return self._client.watch(watch.Watch(self._book, request, on_part))
         return self._book.read(self._client.call("Predict", request, pb.TickReply))
 
     def recondition(

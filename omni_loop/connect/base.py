@@ -51,7 +51,7 @@ def outcome_of(error: PayloadError) -> Outcome:
     return _OUTCOMES.get(error.reason, Outcome.GONE)
 
 
-def pending(key: PayloadKey, kind: PayloadKind, connector: str) -> Receipt:
+def pending(key: PayloadKey, kind: str, connector: str) -> Receipt:
     """A placeholder for a payload that will be put under ``key``: ``get`` waits for it up to its deadline."""
     return Receipt(key, kind, connector, "", 0)
 
@@ -71,7 +71,14 @@ class Connector(Protocol):
 
     @property
     def name(self) -> str:
-        """The backend's name, as in a deployment and in receipts."""
+        """The backend's name, as in a deployment and in receipts; of several, the default's."""
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """Every backend it puts payloads in and gets them from."""
+
+    def backend(self, edge: str) -> str:
+        """The backend that payloads with this edge in their key are put in."""
 
     def put(self, key: PayloadKey, payload: Payload) -> Receipt:
         """Publish ``payload``; a payload put before under the same key is replaced and its receipt stale.

@@ -14,11 +14,15 @@ class LocalConnector:
     """Payloads by reference. See :class:`~omni_loop.connect.base.Connector`."""
 
     name = "local"
+    backends = (name,)
 
     def __init__(self) -> None:
         self._token = secrets.token_hex(4)
         self._count = itertools.count(1)
         self._ledger: Ledger[Payload] = Ledger()
+
+    def backend(self, edge: str) -> str:
+        return self.name
 
     def put(self, key: PayloadKey, payload: Payload) -> Receipt:
         location = f"{self._token}-{next(self._count)}"

@@ -44,7 +44,7 @@ _DIRECTORY = "/dev/shm"  # where Linux shows the names; elsewhere they cannot be
 
 class _Header(msgspec.Struct, array_like=True, frozen=True):
     key: PayloadKey
-    kind: PayloadKind
+    kind: str
     schema: int
     meta: dict[str, Scalar]
     arrays: tuple[tuple[str, str, tuple[int, ...], int], ...]  # name, dtype, shape, offset behind the header
@@ -69,6 +69,7 @@ class ShmConnector:
     """
 
     name = "shm"
+    backends = (name,)
 
     def __init__(self, prefix: str | None = None) -> None:
         self.prefix = prefix or new_prefix()
@@ -76,6 +77,9 @@ class ShmConnector:
         self._ledger: Ledger[_Entry] = Ledger()
         self._names = _Names()
         self._finalizer = weakref.finalize(self, self._names.unlink_all)  # also at exit of the interpreter
+
+    def backend(self, edge: str) -> str:
+        return self.name
 
     def put(self, key: PayloadKey, payload: Payload) -> Receipt:
         arrays = {name: _plain(key, name, value) for name, value in payload.arrays.items()}

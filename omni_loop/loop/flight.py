@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ..errors import DeadlineExceeded, OmniLoopError, Reason, StateError
-from ..types import TickResult
+from ..types import FramePrediction, TickResult
 from .graph import CompiledPlan
 from .request import TickRequest
 
-OnPart = Callable[[TickResult], None]
+OnPart = Callable[[TickResult | FramePrediction], None]  # the early answer, and parts of frames
 Leave = Callable[["Flight", OmniLoopError], None]
 _log = logging.getLogger(__name__)
 
@@ -31,6 +31,7 @@ class Flight:
         self._outcome: TickResult | OmniLoopError | None = None
         self._waiters: list[asyncio.Future[TickResult]] = []
         self._listeners: list[OnPart] = []
+        self._shown = 0  # parts of the frames
 
     def arm(self, leave: Leave) -> None:
         """Let the request's deadline end the flight."""
@@ -74,6 +75,14 @@ class Flight:
             for listener in tuple(self._listeners):
                 self._tell(listener, part)
 
+    def show(self, frames: FramePrediction) -> None:
+        """Frames on their way; none after the end, and none twice although a tick was begun anew."""
+        if self.over or frames.part <= self._shown:
+            return
+        self._shown = frames.part
+        for listener in tuple(self._listeners):
+            self._tell(listener, frames)
+
     def finish(self, result: TickResult) -> None:
         self._quiet()
         self._end(result)
@@ -97,7 +106,7 @@ class Flight:
             self.deadline.cancel()
             self.deadline = None
 
-    def _tell(self, listener: OnPart, part: TickResult) -> None:
+    def _tell(self, listener: OnPart, part: TickResult | FramePrediction) -> None:
         try:
             listener(part)
         except Exception:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
+from ..connect.schema import Schema, schema_of
 from ..errors import ConfigError, Reason, nearest
 from ..messages import PayloadKind
 from ..types import Op, SessionSpec
@@ -43,6 +44,8 @@ class CompiledPlan:
     besides: tuple[StageStep, ...]
     takes_actions: bool  # some stage reads the client's actions
     needs_actions: bool  # ... and cannot run without them
+    streams: Mapping[str, tuple[Edge, ...]]  # stage -> edges whose parts lead to the plan's frames
+    shows: str | None  # the stage whose parts are the plan's frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class CompiledPipeline:
     plans: Mapping[Op, CompiledPlan]
     feedback: Mapping[str, tuple[Edge, ...]]  # stage -> its edges into the next tick
     fed_to: Mapping[str, str]  # name of a feedback edge -> the stage it leads to
+    schemas: Mapping[str, Schema]  # by edge name
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -69,7 +73,8 @@ def compile_pipeline(pipeline: Pipeline) -> CompiledPipeline:
     feedback = {s.name: tuple(e for e in pipeline.outputs_of(s.name) if e.feedback) for s in pipeline.stages}
     fed_to = {e.name: e.target for e in pipeline.edges if e.feedback}
     plans = {op: _compile_plan(pipeline, op, plan) for op, plan in pipeline.plans.items()}
-    return CompiledPipeline(pipeline, spec, plans, feedback, fed_to)
+    schemas = {e.name: schema_of(e.kind, e.schema) for e in pipeline.edges}
+    return CompiledPipeline(pipeline, spec, plans, feedback, fed_to, schemas)
 
 
 def validate(pipeline: Pipeline) -> None:
@@ -98,11 +103,12 @@ def _check_edge(pipeline: Pipeline, edge: Edge, names: list[str]) -> None:
         raise _bad(pipeline, f"edge {edge.name} starts at unknown stage {edge.source!r}." + nearest(edge.source, names))
     if edge.target not in names:
         raise _bad(pipeline, f"edge {edge.name} ends at unknown stage {edge.target!r}." + nearest(edge.target, names))
-    if not isinstance(edge.kind, PayloadKind):
-        raise _bad(
-            pipeline,
-            f"edge {edge.name} has unknown kind {edge.kind!r}." + nearest(str(edge.kind), map(str, PayloadKind)),
-        )
+    try:
+        schema_of(edge.kind, edge.schema)
+    except ConfigError as error:
+        raise _bad(pipeline, f"edge {edge.name} {error.text}") from None
+    if edge.streams:
+        _check_stream(pipeline, edge)
     if edge.source != CLIENT:
         return
     kind = _CLIENT_KINDS.get(edge.output)
@@ -113,6 +119,15 @@ def _check_edge(pipeline: Pipeline, edge: Edge, names: list[str]) -> None:
         raise _bad(pipeline, f"edge {edge.name} is of kind {edge.kind}, the client's {edge.output} is of kind {kind}")
     if edge.feedback:
         raise _bad(pipeline, f"edge {edge.name}: what the client sent cannot be fed back to the next tick")
+
+
+def _check_stream(pipeline: Pipeline, edge: Edge) -> None:
+    if edge.source == CLIENT or edge.feedback:
+        raise _bad(pipeline, f"edge {edge.name} streams, but only what a stage makes within the tick comes in parts")
+    for other in pipeline.inputs_of(edge.target):
+        if other is not edge and not other.optional:
+            text = f"edge {edge.name} streams, but {edge.target!r} needs {other.input!r} too, which has no parts"
+            raise _bad(pipeline, text)
 
 
 def _check_unique(pipeline: Pipeline) -> None:
@@ -213,8 +228,17 @@ def _compile_plan(pipeline: Pipeline, op: Op, plan: Plan) -> CompiledPlan:
     planned = plan.answer + plan.besides
     reads = [e for s in planned for e in pipeline.inputs_of(s) if (e.source, e.output) == (CLIENT, ACTIONS)]
     needs = any(not e.optional and e.target in plan.answer for e in reads)
+    shown = None if plan.frames is None else plan.frames.partition(".")[0]
+    streams = {s: tuple(e for e in pipeline.outputs_of(s) if e.streams and e.target == shown) for s in planned}
     return CompiledPlan(
-        op, plan, steps(plan.answer, plan.answer), steps(plan.besides, planned), op is Op.PREDICT and bool(reads), needs
+        op=op,
+        plan=plan,
+        answer=steps(plan.answer, plan.answer),
+        besides=steps(plan.besides, planned),
+        takes_actions=op is Op.PREDICT and bool(reads),
+        needs_actions=needs,
+        streams={stage: edges for stage, edges in streams.items() if edges},
+        shows=shown,
     )
 
 

@@ -44,7 +44,7 @@ class Live:
         self.route.forget(self.session.feedback)  # first: the new keys may be the old ones
         self.session.feedback = {}
         for edge, payload in payloads.items():
-            self._feed(PayloadKey(edge, self.session.id, epoch, tick), payload)
+            self._feed(edge, self.route.key(edge, self.session.id, epoch, tick), payload)
 
     def fed(self) -> dict[str, Payload]:
         """The payloads that await the next tick."""
@@ -78,7 +78,7 @@ class Live:
         finally:
             await close_all(self.route.runners(), other)
         for edge, receipt in receipts.items():
-            self._feed(receipt.key, fed[edge])
+            self._feed(edge, receipt.key, fed[edge])
 
     async def export(self) -> dict[str, Payload]:
         """The committed state of every stage, by full name. The arrays are the caller's."""
@@ -119,9 +119,9 @@ class Live:
             handle.connector.cleanup_session(self.session.id)
         self.session.feedback = {}
 
-    def _feed(self, key: PayloadKey, payload: Payload) -> None:
-        connector = self.route.handles[self.route.graph.fed_to[key.edge]].connector
-        self.session.feedback[key.edge] = connector.put(key, payload)
+    def _feed(self, edge: str, key: PayloadKey, payload: Payload) -> None:
+        connector = self.route.handles[self.route.graph.fed_to[edge]].connector
+        self.session.feedback[edge] = connector.put(key, payload)
 
     async def _enter(self, session: str, commands: Mapping[RunnerHandle, Command]) -> None:
         """``session`` comes to every runner, or to none: then the first error is raised."""

@@ -24,13 +24,14 @@ from ..session.snapshot import SnapshotStore
 from ..types import Op, SessionSpec, TickResult
 from .branching import Branching
 from .flight import Flight, OnPart
-from .graph import EXECUTED, OBSERVATION
+from .graph import EXECUTED, OBSERVATION, CompiledPlan
 from .live import Live, evicted
+from .parts import Show
 from .pool import Pool
 from .prepare import Work, check_request, prepare
 from .rebuild import Logged
 from .request import TickRequest
-from .results import read
+from .results import read, read_part
 from .tap import Tap, Ticked
 from .tasks import public
 from .tick import TickRun, eager
@@ -97,7 +98,8 @@ class Orchestrator(Branching):
         return self._find(session, token).session.machine.answered
 
     async def tick(self, request: TickRequest, on_part: OnPart | None = None, *, keep: bool = False) -> TickResult:
-        """Run one seq. ``on_part`` hears the answer early when frames come besides it.
+        """Run one seq. ``on_part`` hears the answer early when frames come besides it, and parts of the frames while
+        they are made when the request wants ``previews``.
 
         A failed tick changes nothing, and its seq may be sent again. Cancelling the last caller ends the tick, unless
         it said ``keep``: then the answer is there for a repeat of the seq.
@@ -175,7 +177,11 @@ class Orchestrator(Branching):
 
     def _begin(self, live: Live, flight: Flight, work: Work) -> TickRun:
         session, machine = live.session, live.session.machine
-        return TickRun(live.route, session.id, machine.epoch, machine.tick, work, session.feedback, flight.stop)
+        show: tuple[CompiledPlan, Show] | None = None
+        if flight.request.previews and flight.plan.plan.frames is not None and work.count:
+            spec, seq, epoch = live.route.graph.spec, flight.request.seq, machine.epoch + work.past
+            show = flight.plan, lambda part, made: flight.show(read_part(made, spec, seq, work, epoch, part))
+        return TickRun(live.route, session.id, machine.epoch, machine.tick, work, session.feedback, flight.stop, show)
 
     async def _undo(self, live: Live, flight: Flight, run: TickRun | None, error: Exception) -> None:
         """The tick failed. The caller hears at once; the turn passes on when the runners have undone it."""

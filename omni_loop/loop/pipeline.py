@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 from .. import registry
 from ..config import PipelineConfig
+from ..connect.schema import Schema
 from ..errors import ConfigError
-from ..messages import PayloadKind, Scalar
+from ..messages import Scalar
 from ..types import Op, SessionSpec, StageKind
 
 CLIENT = "client"  # the source of edges that carry what the client sent
@@ -33,15 +34,21 @@ class StageDef:
 class Edge:
     """``source.output`` becomes ``target.input``. From :data:`CLIENT` the outputs are ``observation``
     (arrays by name, plus ``executed``), ``actions`` (``float32[n, action_dim]`` of a Predict) and ``goal`` of a Plan
-    (arrays ``goal uint8[h, w, 3]`` and ``init float32[horizon, action_dim]``, each only when it was sent)."""
+    (arrays ``goal uint8[h, w, 3]`` and ``init float32[horizon, action_dim]``, each only when it was sent).
+
+    ``kind`` says what payloads hold, see :mod:`~omni_loop.connect.schema`; ``schema`` narrows it, or is all there is of
+    a kind of one's own. With ``streams`` the target also runs on parts of the output, while the source still makes the
+    rest, when a client asks for previews: it has no state, and needs no other input."""
 
     source: str
     output: str
     target: str
     input: str
-    kind: PayloadKind
+    kind: str
     feedback: bool = False  # the payload of tick t is an input of tick t + 1
     optional: bool = False  # the stage also runs without it
+    streams: bool = False
+    schema: Schema | None = None
 
     @property
     def name(self) -> str:
@@ -104,4 +111,6 @@ def load_pipeline(named: str | PipelineConfig) -> Pipeline:
         pipeline = registry.build(registry.TEMPLATES, named.template, {"name": name, **named.options})
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(f"pipeline {name!r} is registered as {type(pipeline).__name__}, expected Pipeline")
+    if pipeline.name != name:
+        raise ConfigError(f"pipeline {name!r} calls itself {pipeline.name!r}; a template takes the name it is given")
     return pipeline

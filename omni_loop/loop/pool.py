@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ..connect.base import Connector
+from ..connect.local import LocalConnector
+from ..connect.router import Router
+from ..connect.shm import ShmConnector
 from ..errors import ConfigError, nearest
+from .edges import choose, full_name, routes_of, schemas_of
 from .graph import CompiledPipeline, compile_pipeline
 from .pipeline import load_pipeline
 from .tick import Route
@@ -19,7 +24,14 @@ if TYPE_CHECKING:
 class Pool:
     """Started runners and the route of each pipeline through them. Replicas of a stage come later."""
 
-    def __init__(self, graphs: Iterable[CompiledPipeline], handles: Sequence[RunnerHandle]) -> None:
+    def __init__(
+        self,
+        graphs: Iterable[CompiledPipeline],
+        handles: Sequence[RunnerHandle],
+        connectors: Mapping[str, str] | None = None,
+    ) -> None:
+        """``connectors``: chosen for edges, by their full names."""
+        self._connectors = connectors or {}
         self._handles = tuple(handles)
         self._by_stage = {stage: handle for handle in handles for stage in handle.stages}
         self.routes: Mapping[str, Route] = {g.pipeline.name: self._route(g) for g in graphs}
@@ -30,7 +42,8 @@ class Pool:
         """Load the pipelines, place their stages, start every runner; what was started is stopped on failure."""
         graphs = [await asyncio.to_thread(_load, named) for named in deployment.pipelines]
         _check_stage_options(deployment, graphs)
-        pool = cls(graphs, _build(deployment, graphs))
+        connectors = choose(deployment, graphs)
+        pool = cls(graphs, _build(deployment, graphs, connectors), connectors)
         outcomes = await asyncio.gather(*(h.start() for h in pool._handles), return_exceptions=True)
         failures = [o for o in outcomes if isinstance(o, BaseException)]
         if failures:
@@ -44,7 +57,8 @@ class Pool:
         return not self._stopped and all(h.alive for h in self._handles)
 
     async def ping(self) -> None:
-        """Through every runner's work loop."""
+        """Through every runner's work loop, with payloads there and back. Raises PayloadError when they do not come
+        through, ServerUnavailable when a runner is gone."""
         await asyncio.gather(*(h.ping() for h in self._handles))
 
     async def stop(self) -> None:
@@ -63,7 +77,8 @@ class Pool:
             if full not in self._by_stage:
                 raise ConfigError(f"no runner has the stage {full!r}.{nearest(full, self._by_stage)}")
             handles[stage.name] = self._by_stage[full]
-        return Route(graph, handles)
+        chosen = {e.name: self._connectors.get(full_name(graph, e), "") for e in graph.pipeline.edges}
+        return Route(graph, handles, {edge: connector for edge, connector in chosen.items() if connector})
 
 
 def _load(named: str | PipelineConfig) -> CompiledPipeline:
@@ -77,9 +92,10 @@ def _check_stage_options(deployment: Deployment, graphs: Sequence[CompiledPipeli
             raise ConfigError(f"stage_options names no stage factory in use: {factory!r}.{nearest(factory, factories)}")
 
 
-def _build(deployment: Deployment, graphs: Sequence[CompiledPipeline]) -> list[RunnerHandle]:
+def _build(
+    deployment: Deployment, graphs: Sequence[CompiledPipeline], connectors: Mapping[str, str]
+) -> list[RunnerHandle]:
     # Runners bring torch, which this package never imports before a server is really started.
-    from ..connect.shm import ShmConnector
     from ..runner.ledger import Ledger
     from ..runner.local import LocalRunner
     from ..runner.process import ProcessRunner
@@ -102,6 +118,7 @@ def _build(deployment: Deployment, graphs: Sequence[CompiledPipeline]) -> list[R
     )
     # Runners of this process draw on one budget per device; a process has its own.
     ledger = Ledger({r.device: pools.budget_bytes for r in deployment.runners if r.placement == "thread"})
+    schemas, routes = schemas_of(graphs), routes_of(connectors, graphs)
     handles: list[RunnerHandle] = []
     for runner in deployment.runners:
         stages = [entry for full, entry in entries.items() if placed[full] == runner.name]
@@ -114,10 +131,21 @@ def _build(deployment: Deployment, graphs: Sequence[CompiledPipeline]) -> list[R
             max_batch=runner.max_batch,
             max_wait_ms=runner.max_wait_ms,
             queue_ms=pools.queue_ms,
+            edges={full: schemas[full] for full, _, _ in stages},
         )
         if runner.placement == "process":
             handles.append(ProcessRunner(runner.name, stages, settings))
         else:
-            connector = ShmConnector() if runner.connector == "shm" else None
+            connector = _connector(runner.connector or "local", routes)
             handles.append(LocalRunner(runner.name, stages, settings, connector, ledger=ledger))
     return handles
+
+
+_BACKENDS: Mapping[str, Callable[[], Connector]] = {"local": LocalConnector, "shm": ShmConnector}
+
+
+def _connector(default: str, routes: Mapping[str, str]) -> Connector:
+    """Of a runner in a thread."""
+    backends = dict.fromkeys((default, *routes.values()))
+    made = {name: _BACKENDS[name]() for name in backends}
+    return made[default] if len(made) == 1 else Router(made, routes)

@@ -38,7 +38,8 @@ class TickRequest:
     to the last frame (RECONDITION: n rows, or n - 1 when the first frame has no predecessor). None in an
     INFER: the first ``step - previous step`` rows of the session's last chunk.
     ``actions float32[n, action_dim]``: PREDICT with the client's actions; else ``steps`` imagined ones.
-    ``frames``: predicted frames wanted besides an INFER's chunk. ``deadline_ms``: from arrival; 0: none.
+    ``frames``: predicted frames wanted besides an INFER's chunk. ``previews``: parts of the frames are wanted while
+    they are made. ``deadline_ms``: from arrival; 0: none.
     """
 
     session: str
@@ -53,6 +54,7 @@ class TickRequest:
     frames: int = 0
     deadline_ms: float = 0.0
     plan: PlanRequest | None = None
+    previews: bool = False
     spent_ms: float = 0.0  # since the request's bytes came: counted into the answer's timings
 
 

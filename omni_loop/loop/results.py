@@ -3,6 +3,7 @@ and nothing that could not be encoded: that would be found only after the commit
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,17 @@ def read_frames(payload: Payload, spec: SessionSpec, seq: int, first: int, epoch
         _expect("scene", scene, "float32", (count, -1, 2))
         _finite("scene", scene)
     return FramePrediction(seq, first, frames, epoch, scene)
+
+
+def read_part(payload: Payload, spec: SessionSpec, seq: int, work: Work, epoch: int, part: int) -> FramePrediction:
+    """Frames of the tick that are not all of them, and maybe not finished; what they are is in the payload's meta."""
+    frames, first = _array(payload, "frames"), payload.meta.get("first_step")
+    begin = work.step + (work.op is not Op.RECONDITION)
+    count = len(frames) if frames.ndim else 0
+    if type(first) is not int or not begin <= first < begin + work.count or not 0 < count <= begin + work.count - first:
+        raise _bad(f"a part has {count} frames from step {first!r}, expected some of {work.count} from {begin}")
+    preview = bool(payload.meta.get("preview", False))
+    return replace(read_frames(payload, spec, seq, first, epoch, count), preview=preview, part=part)
 
 
 def read_progress(payload: Payload, seq: int, step: int, epoch: int) -> Progress:

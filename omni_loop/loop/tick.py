@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..connect.base import pending
-from ..errors import OmniLoopError, Reason, ServerUnavailable, StageFailed, StateError, nearest
+from ..errors import OmniLoopError, Reason, ServerUnavailable, StageFailed, StateError, TensorError, nearest
 from ..messages import Commit, Discard, Done, PayloadKey, Receipt, ReleasePayloads, RunStage
 from ..stage import Payload
 from ..types import Timings
-from .graph import CompiledPipeline, StageStep
+from .graph import CompiledPipeline, CompiledPlan, StageStep
+from .parts import Parts, Show
 from .pipeline import CLIENT, Edge
 from .prepare import Work
 
 if TYPE_CHECKING:
     from ..connect.base import Connector
-    from ..runner.handle import RunnerHandle
+    from ..runner.handle import OnPart, RunnerHandle
 
 T = TypeVar("T")
 _SHARED = ("shm",)  # backends whose receipts every connector of the same name can read, whoever put them
@@ -30,6 +31,7 @@ class Route:
 
     graph: CompiledPipeline
     handles: Mapping[str, RunnerHandle]  # by stage name within the pipeline
+    connectors: Mapping[str, str] = field(default_factory=dict)  # by edge name, where the deployment chose one
 
     def runners(self, stages: Iterable[str] | None = None) -> dict[RunnerHandle, tuple[str, ...]]:
         """Which of ``stages`` (None: all), by full name, each runner has."""
@@ -38,6 +40,10 @@ class Route:
             handle = self.handles[stage]
             groups[handle] = (*groups.get(handle, ()), f"{self.graph.pipeline.name}/{stage}")
         return groups
+
+    def key(self, edge: str, session: str, epoch: int, tick: int, part: int = 0) -> PayloadKey:
+        """Of what is given to the target of an edge."""
+        return PayloadKey(f"{self.graph.pipeline.name}/{edge}", session, epoch, tick, part)
 
     def forget(self, feedback: Mapping[str, Receipt]) -> None:
         """Clean up payloads that were meant for a next tick."""
@@ -48,7 +54,8 @@ class Route:
 class TickRun:
     """A tick under way. Runs groups of stages; each group is one transaction.
 
-    ``stop`` resolves to the error that ends the tick early (deadline, cancel, close).
+    ``stop`` resolves to the error that ends the tick early (deadline, cancel, close). ``show``: who wants to see parts
+    of the plan's frames while they are made.
     """
 
     def __init__(
@@ -60,6 +67,7 @@ class TickRun:
         work: Work,
         feedback: Mapping[str, Receipt],
         stop: asyncio.Future[OmniLoopError],
+        show: tuple[CompiledPlan, Show] | None = None,
     ) -> None:
         self._route, self._work, self._feedback, self._stop = route, work, feedback, stop
         self._session, self._epoch, self._tick = session, epoch, tick
@@ -72,6 +80,9 @@ class TickRun:
         self._model: dict[str, float] = {}  # milliseconds on the longest path up to and with a stage
         self._queue: dict[str, float] = {}
         self._ahead: dict[str, list[Edge]] = {}  # of stages that were submitted before these had been put
+        self._parts: Parts | None = None
+        if show is not None:
+            self._parts = Parts(show[0], route.handles, self._hand, self._command, show[1])
 
     async def run(self, steps: Sequence[StageStep]) -> None:
         """Run ``steps``, each as soon as its inputs have receipts; independent ones overlap. Raises what the first
@@ -89,6 +100,8 @@ class TickRun:
             for i, step in enumerate(going):
                 self._submit(step, unhurried=any(self._reads(later, step) for later in going[i + 1 :]))
             if not self._running:
+                if self._parts is not None:
+                    await self._parts.settle()
                 return
             self._wake = asyncio.get_running_loop().create_future()
             await self._wake
@@ -124,18 +137,25 @@ class TickRun:
         await all_of(calls)
 
     async def discard(self) -> None:
-        """Undo the open transaction. Waits for stages that still run: a runner cannot be interrupted."""
+        """Undo the open transaction. Stages that still run end with their present pass."""
+        if self._parts is not None:
+            self._parts.stop()
+        groups = self._route.runners(self._group)
+        calls = [
+            eager(_unless_evicted(h.submit(Discard(self._session, self._epoch, self._tick, s))))
+            for h, s in groups.items()
+        ]
         try:
             if self._running:
                 await asyncio.wait(self._running)
                 for task, step in self._running.items():
                     if task.exception() is None:  # others' errors: the first one already ended the tick
                         self._record(step, task.result())
+            if self._parts is not None:
+                await self._parts.settle()
         finally:
             self._running = {}
-            groups = self._route.runners(self._group)
-            calls = [h.submit(Discard(self._session, self._epoch, self._tick, s)) for h, s in groups.items()]
-            await all_of([_unless_evicted(call) for call in calls])
+            await all_of(calls)
             for stage in self._group:
                 if stage in self._done:
                     await self._release_outputs((stage,))
@@ -156,6 +176,10 @@ class TickRun:
             connector.cleanup(key)
         self._put = []
         await self._release_outputs(tuple(self._done))
+        if self._parts is not None:
+            self._parts.stop()
+            await self._parts.settle()
+            await all_of([h.submit(ReleasePayloads(keys)) for h, keys in self._parts.release().items() if keys])
 
     def timings(self, total_ms: float, queue_ms: float) -> Timings:
         """``model`` counts the longest path, so that overlapping stages do not sum to more than the total."""
@@ -170,21 +194,29 @@ class TickRun:
         handle = self._route.handles[step.name]
         if not handle.alive:
             raise ServerUnavailable(f"runner {handle.name!r}, which has stage {step.full!r}, is gone")
-        command = RunStage(
+        command = self._command(step.name, self._inputs(step, handle))
+        on_part: OnPart | None = None
+        if self._parts is not None and (streams := self._parts.wanted(step.name)):
+            command, on_part = replace(command, streams=streams), self._parts.listener(step)
+        if unhurried:
+            command = replace(command, unhurried=True)
+        self._group.append(step.name)
+        task = eager(handle.submit(command, on_part))
+        task.add_done_callback(self._woken)
+        self._running[task] = step
+
+    def _command(self, stage: str, inputs: Mapping[str, Receipt], part: int = 0) -> RunStage:
+        return RunStage(
             session=self._session,
             epoch=self._epoch,
             tick=self._tick,
-            stage=step.full,
+            stage=f"{self._route.graph.pipeline.name}/{stage}",
             op=self._work.op,
             step=self._work.step,
-            inputs=self._inputs(step, handle),
+            inputs=inputs,
             params=self._work.params,
-            unhurried=unhurried,
+            part=part,
         )
-        self._group.append(step.name)
-        task = eager(handle.submit(command))
-        task.add_done_callback(self._woken)
-        self._running[task] = step
 
     def _can_go(self, step: StageStep, going: Sequence[StageStep]) -> bool:
         """Whether its inputs are there, or will be when its turn comes: a runner takes a session's commands in order,
@@ -248,20 +280,27 @@ class TickRun:
             self._ahead.setdefault(edge.target, []).append(edge)
             full = f"{self._route.graph.pipeline.name}/{edge.source}"
             key = PayloadKey(f"{full}.{edge.output}", self._session, self._epoch, self._tick)
-            return pending(key, edge.kind, handle.connector.name)
+            return pending(key, edge.kind, handle.connector.backend(key.edge))
         done = self._done[edge.source]
         receipt = done.outputs.get(edge.output)
         if receipt is None:
             if edge.optional:
                 return None
             raise _missing(edge.source, edge.output, done)
-        source = self._route.handles[edge.source].connector
-        if source is handle.connector or receipt.connector == handle.connector.name in _SHARED:
-            return receipt
-        return self._give(edge, source.get(receipt), handle)
+        return self._hand(edge, receipt)
 
-    def _give(self, edge: Edge, payload: Payload, handle: RunnerHandle) -> Receipt:
-        key = PayloadKey(edge.name, self._session, self._epoch, self._tick)
+    def _hand(self, edge: Edge, receipt: Receipt, part: int = 0) -> Receipt:
+        """``receipt`` of what the source gave, as the target can read it: by the connector chosen for the edge."""
+        source, target = self._route.handles[edge.source].connector, self._route.handles[edge.target].connector
+        reached = source is target or (receipt.connector in _SHARED and receipt.connector in target.backends)
+        if reached and self._route.connectors.get(edge.name, receipt.connector) == receipt.connector:
+            return receipt
+        return self._give(edge, source.get(receipt), self._route.handles[edge.target], part)
+
+    def _give(self, edge: Edge, payload: Payload, handle: RunnerHandle, part: int = 0) -> Receipt:
+        if edge.source == CLIENT and edge.schema is not None and (problem := edge.schema.problem(payload)):
+            raise TensorError(f"edge {edge.name}: {problem}")
+        key = self._route.key(edge.name, self._session, self._epoch, self._tick, part)
         receipt = handle.connector.put(key, payload)
         self._put.append((handle.connector, key))
         return receipt

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from ..connect.base import as_numpy
 from ..errors import Exhausted, InvalidInput, MissingExtra, Reason, SnapshotError, UnknownName
-from ..messages import PayloadKind, Scalar
+from ..messages import Scalar
 from ..session.machine import Position
 from ..session.snapshot import Saved, SnapshotData
 from ..stage import Payload
@@ -283,7 +283,7 @@ def _payloads(group: zarr.Group, name: str, about: list[dict[str, Any]], held: i
     for number, one in enumerate(about):
         arrays = {key: _read(group, f"{name}/{number}/{i}", held) for i, key in enumerate(one["arrays"])}
         meta: dict[str, Scalar] = one["meta"]
-        payloads[one["name"]] = Payload(PayloadKind(one["kind"]), arrays, meta, one["schema"])
+        payloads[one["name"]] = Payload(one["kind"], arrays, meta, one["schema"])
     return payloads
 
 

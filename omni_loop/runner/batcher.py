@@ -13,63 +13,40 @@ from __future__ import annotations
 
 import time
 from bisect import insort
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from ..errors import Exhausted, Reason
-from ..messages import CloseSession, Command, Done, ForkSession, ReleasePayloads, Report, RunStage
+from ..messages import Answer, CloseSession, Command, Done, Part, ReleasePayloads, Report
 from ..stage import Job, SteppedStage, in_steps
 from .answers import check_count, failure, outputs_of, public
 from .lane import Lane, Work
+from .lines import Lines, run_of
 from .runner import Runner
 
 _SCARCE = (Reason.OUT_OF_BLOCKS, Reason.OUT_OF_BYTES)
+_ASIDE_SHARE = 0.1  # of the time that other work is due in
 
 
-class Batcher:
+class Batcher(Lines):
     """See the module's text. Not thread-safe. ``clock`` gives nanoseconds, as ``submitted`` of :meth:`add` are."""
 
     def __init__(self, runner: Runner, clock: Callable[[], int] = time.monotonic_ns) -> None:
-        self._runner, self._clock = runner, clock
-        settings = runner.settings
-        self._max_batch, self._queue_ns = settings.max_batch, int(settings.queue_ms * 1e6)
-        wait_ns = int(settings.max_wait_ms * 1e6)
-        self._lanes = {name: Lane(name, stage, settings.max_batch, wait_ns) for name, stage in runner.stages.items()}
-        self._order = tuple(self._lanes.values())
+        super().__init__(runner, clock)
+        self._queue_ns = int(runner.settings.queue_ms * 1e6)
         self._turn = 0  # of the lane that is served next
-        self._lines: dict[str, deque[Work]] = {}  # unfinished commands by session, oldest first
-        self._now: deque[Work] = deque()  # runs no stage, and its turn has come
         self._owed = False  # a forward pass, since commands went before it
-        self._count = 0
-        self._unfinished = 0
-        self._parked = 0
+        self._aside_due = 0  # when parts may be looked at again although other work is due
         self._draining = False
-        self._reports: list[Report] = []
-        self._held: dict[str, list[Report]] = {}  # by session, until a report that somebody waits for
-
-    def add(self, request: int, command: Command, submitted: int) -> None:
-        """Take a command; a later :meth:`step` answers it."""
-        self._count += 1
-        self._unfinished += 1
-        work = Work(self._count, request, command, submitted)
-        first = True
-        for session in _sessions(command):
-            line = self._lines.get(session)
-            if line is None:
-                self._lines[session] = deque((work,))
-            else:
-                line.append(work)
-                first = False
-        if first:
-            self._admit(work)
 
     def step(self) -> list[Report]:
         """Execute the commands whose turn it is, or one forward pass; the answers there are."""
         reports: list[Report] = []
         self._reports = reports
+        if self._unwanted:
+            self._sweep()
         if not self._now:
             self._pass()
             self._owed = False
@@ -87,11 +64,11 @@ class Batcher:
         """How long nothing is due unless a command comes: 0 when something is, None when everything is answered."""
         if not self._unfinished:
             return None
-        if self._now:
+        if self._now or self._unwanted:
             return 0.0
         now, until = self._clock(), None
         for lane in self._order:
-            if lane.jobs:
+            if lane.jobs or lane.asides:
                 return 0.0
             if lane.waiting:
                 due = now if self._draining else lane.due(now)
@@ -109,51 +86,17 @@ class Batcher:
         finally:
             self._draining = False
 
-    def handle(self, request: int, command: Command) -> Report:
-        """Answer one command at once; nothing else may be under way."""
+    def handle(self, request: int, command: Command) -> Answer:
+        """Answer one command at once; nothing else may be under way, and what it shows meanwhile is left out."""
         self.add(request, command, self._clock())
-        (report,) = (report for reports in self.drain() for report in reports)
-        return report
-
-    def _admit(self, work: Work) -> None:
-        """It is first in all its lines."""
-        work.turn = True
-        command = work.command
-        if type(command) is RunStage and (lane := self._lanes.get(command.stage)) is not None:
-            # What goes on from staged state would lose it in a batch that is split, and then run on other state.
-            work.solo = work.final = self._runner.continues(command)
-            insort(lane.waiting, work)
-        else:
-            self._now.append(work)
-
-    def _finish(self, work: Work, report: Report) -> None:
-        """Answer it; those behind it may have their turn."""
-        command = work.command
-        self._unfinished -= 1
-        held = self._held
-        if type(command) is RunStage and command.unhurried and type(report) is Done and self._followed(command.session):
-            held.setdefault(command.session, []).append(report)  # nobody wakes up for it
-        else:
-            if held:
-                for session in _sessions(command):
-                    self._reports += held.pop(session, ())
-            self._reports.append(report)
-        for session in _sessions(command):
-            line = self._lines[session]
-            line.popleft()
-            if not line:
-                del self._lines[session]
-                continue
-            head = line[0]
-            if all(self._lines[s][0] is head for s in _sessions(head.command)):
-                head.ready = max(head.ready, self._clock())
-                self._admit(head)
-
-    def _followed(self, session: str) -> bool:
-        return len(self._lines[session]) > 1
+        (answer,) = (r for reports in self.drain() for r in reports if not isinstance(r, Part))
+        return answer
 
     def _handle(self, work: Work) -> None:
         command = work.command
+        if work.ended:
+            self._cancel(work)
+            return
         report = self._runner.handle(work.request, command, (self._clock() - work.ready) / 1e6)
         if type(command) is CloseSession:
             for lane in self._order:
@@ -165,8 +108,11 @@ class Batcher:
     # Forward passes.
 
     def _pass(self) -> bool:
-        """One forward pass of the lane whose turn it is, round robin among those with work. False: none has any."""
+        """One forward pass of the lane whose turn it is, round robin among those with work. False: none has any.
+        Parts are looked at first, but take no more than their share of the time."""
         lanes, now = self._order, self._clock()
+        if now >= self._aside_due and self._run_aside(one_each=True):
+            return True
         for i in range(len(lanes)):
             at = (self._turn + i) % len(lanes)
             lane = lanes[at]
@@ -177,7 +123,23 @@ class Batcher:
                 else:
                     self._run(lane, self._begun(lane))
                 return True
-        return False
+        return self._run_aside(one_each=False)
+
+    def _run_aside(self, one_each: bool) -> bool:
+        """A batch of parts, of the lane with the oldest one. False: there is none. ``one_each`` of a session when other
+        work is due, so that it waits no longer for many than for one."""
+        waiting = [lane for lane in self._order if lane.asides]
+        if not waiting:
+            return False
+        lane = min(waiting, key=lambda lane: lane.asides[0].age)
+        begin = self._clock()
+        works = lane.take_aside(one_each)
+        for work in works:
+            work.began = begin
+        self._run(lane, [work for work in works if self._prepare(work)])
+        now = self._clock()
+        self._aside_due = now + int((now - begin) * (1 / _ASIDE_SHARE - 1))
+        return True
 
     def _begun(self, lane: Lane) -> list[Work]:
         """Those of the lane that may run now, with open transactions."""
@@ -189,7 +151,7 @@ class Batcher:
 
     def _prepare(self, work: Work) -> bool:
         try:
-            work.item = self._runner.prepare(_run_of(work))
+            work.item = self._runner.prepare(run_of(work))
         except Exception as e:
             self._finish(work, failure(work.request, work.command, e))
             return False
@@ -226,7 +188,7 @@ class Batcher:
             self._fail(lane, works[0], error)
             return
         for work in works:
-            self._runner.undo(_run_of(work))
+            self._runner.undo(run_of(work))
         half = len(works) // 2
         for part in (works[:half], works[half:]):
             self._run(lane, [work for work in part if self._prepare(work)])
@@ -241,6 +203,7 @@ class Batcher:
                 for work in joined:
                     try:
                         work.job = stage.begin(work.item)
+                        work.shows = bool(run_of(work).streams) and lane.streaming is not None and not work.parts
                         works.append(work)
                     except KeyboardInterrupt:
                         raise
@@ -268,6 +231,26 @@ class Batcher:
                 self._fail(lane, work, error)
             elif _job_of(work).finished:
                 self._finish_job(lane, stage, work)
+            elif work.shows:
+                self._show(lane, work)
+
+    def _show(self, lane: Lane, work: Work) -> None:
+        """Tell what the job has made so far. What it gives must be as good as a result is, or the item fails."""
+        run = run_of(work)
+        assert lane.streaming is not None
+        try:
+            with torch.no_grad():
+                made = lane.streaming.parts(_job_of(work))
+            for outputs in made:
+                wanted = {name: outputs[name] for name in run.streams if name in outputs}
+                receipts = self._runner.publish(run, wanted, work.parts + 1)
+                work.parts += 1
+                self._reports.append(Part(work.request, work.parts, receipts))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as e:
+            lane.jobs.remove(work)
+            self._fail(lane, work, e)
 
     def _finish_job(self, lane: Lane, stage: SteppedStage, work: Work) -> None:
         begin = self._clock()
@@ -289,11 +272,12 @@ class Batcher:
         """Answer an item with what it gave; if that is no good, it is as if it had never run."""
         try:
             outputs = outputs_of(lane.name, result)
-            receipts = self._runner.complete(_run_of(work), outputs, work.cost_ns / 1e6)
+            receipts = self._runner.complete(run_of(work), outputs, work.cost_ns / 1e6)
         except Exception as e:
             self._fail(lane, work, e)
             return
-        lane.served(work, self._clock())
+        if not work.aside:
+            lane.served(work, self._clock())
         if work.tried:
             lane.room = True  # for one, so perhaps for the next
         waited = (work.began - work.ready) / 1e6
@@ -301,7 +285,7 @@ class Batcher:
 
     def _fail(self, lane: Lane, work: Work, error: BaseException) -> None:
         """Undo the item and answer it, or have it tried again when it found no room."""
-        self._runner.undo(_run_of(work))
+        self._runner.undo(run_of(work))
         work.item = work.job = None
         work.model_ns = work.cost_ns = 0
         if isinstance(error, Exhausted) and error.retryable and error.reason in _SCARCE and not work.final:
@@ -354,13 +338,8 @@ class Batcher:
         """Whether a session that does not itself wait for room has something undecided, or work to do."""
         if any(line[0].turn and not line[0].parked for line in self._lines.values()):
             return True
-        stuck = {_run_of(work).session for lane in self._order for work in lane.parked}
+        stuck = {run_of(work).session for lane in self._order for work in lane.parked}
         return not self._draining and not self._runner.undecided <= stuck
-
-    def _unpark(self, lane: Lane, work: Work) -> None:
-        lane.parked.remove(work)
-        work.parked = False
-        self._parked -= 1
 
     def _refuse(self, lane: Lane, work: Work) -> None:
         self._unpark(lane, work)
@@ -368,21 +347,6 @@ class Batcher:
         if not work.error.retry_after_ms:
             work.error.retry_after_ms = max(self._queue_ns / 1e6, 1.0)
         self._finish(work, failure(work.request, work.command, work.error))
-
-
-def _sessions(command: Command) -> tuple[str, ...]:
-    """Whose order the command keeps. None: it is a ping."""
-    kind = type(command)
-    if kind is ReleasePayloads:
-        return tuple({key.session: None for key in command.keys})  # type: ignore[union-attr]
-    if kind is ForkSession and command.child != command.session:  # type: ignore[union-attr]
-        return command.session, command.child  # type: ignore[union-attr]
-    return (command.session,)  # type: ignore[union-attr]
-
-
-def _run_of(work: Work) -> RunStage:
-    assert isinstance(work.command, RunStage)
-    return work.command
 
 
 def _job_of(work: Work) -> Job:

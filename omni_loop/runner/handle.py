@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from typing import Protocol
 
-from ..connect.base import Connector
+import numpy as np
+
+from ..connect.base import Connector, Outcome, as_numpy, payload_error
 from ..errors import ServerUnavailable, rebuild
-from ..messages import Command, Done, Failed, PayloadKey, Report
+from ..messages import Command, Done, Failed, Part, PayloadKey, PayloadKind, Probe, Receipt, ReleasePayloads, Report
+from ..stage import Payload
 
 log = logging.getLogger(__name__)
+OnPart = Callable[[Part], None]  # of a stage that still runs
 
 
 class RunnerHandle(Protocol):
@@ -40,9 +45,9 @@ class RunnerHandle(Protocol):
     async def start(self) -> None:
         """Build the stages and warm them up. Raises what that raises, as a typed error."""
 
-    async def submit(self, command: Command) -> Done:
+    async def submit(self, command: Command, on_part: OnPart | None = None) -> Done:
         """Execute ``command`` after all submitted before for the same session. If the caller is cancelled meanwhile,
-        the command still runs, and the payloads it put are released.
+        the command still runs, and the payloads it put are released. ``on_part`` hears what it shows until then.
 
         Raises:
             OmniLoopError: rebuilt from the runner's report.
@@ -50,7 +55,12 @@ class RunnerHandle(Protocol):
         """
 
     async def ping(self) -> None:
-        """Pass through the runner's work loop: at most one forward pass is waited for."""
+        """Pass through the runner's work loop, with payloads there and back: at most one forward pass is waited for.
+
+        Raises:
+            PayloadError: payloads do not come through.
+            ServerUnavailable: as :meth:`submit`.
+        """
 
     async def stop(self) -> None:
         """End the runner after the commands submitted so far, within a bound; then nothing is left of it.
@@ -68,22 +78,30 @@ class Pending:
         self._release = release  # of payloads nobody waits for any more
         self._next = itertools.count(1)
         self._futures: dict[int, asyncio.Future[Done]] = {}
+        self._listeners: dict[int, OnPart] = {}
 
     def __len__(self) -> int:
         return len(self._futures)
 
-    def add(self) -> tuple[int, asyncio.Future[Done]]:
+    def add(self, on_part: OnPart | None = None) -> tuple[int, asyncio.Future[Done]]:
         request = next(self._next)
         future: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
         self._futures[request] = future
+        if on_part is not None:
+            self._listeners[request] = on_part
         return request, future
 
     def drop(self, request: int) -> None:
         """It was never sent."""
         del self._futures[request]
+        self._listeners.pop(request, None)
 
     def resolve(self, report: Report) -> None:
+        if isinstance(report, Part):
+            self._show(report)
+            return
         future = self._futures.pop(report.request, None)
+        self._listeners.pop(report.request, None)
         if isinstance(report, Failed) and report.detail:
             log.error("runner %r: %s\n%s", self._runner, report.text, report.detail)
         if future is None or future.done():
@@ -103,6 +121,13 @@ class Pending:
                 )
             )
 
+    def _show(self, part: Part) -> None:
+        listener, future = self._listeners.get(part.request), self._futures.get(part.request)
+        if listener is None or future is None or future.done():
+            self._release(tuple(receipt.key for receipt in part.outputs.values()))
+        else:
+            listener(part)
+
     def resolve_all(self, reports: Iterable[Report]) -> None:
         left = iter(reports)
         for report in left:
@@ -117,3 +142,31 @@ class Pending:
             if not future.done():
                 future.set_exception(ServerUnavailable(text))
         self._futures.clear()
+        self._listeners.clear()
+
+
+_PROBE = np.arange(256, dtype=np.uint8)
+_probes = itertools.count(1)
+
+
+async def ping(submit: Callable[[Command], Awaitable[Done]], connector: Connector) -> None:
+    """Send a payload through a runner's work loop and get it back, by every backend of ``connector``; see
+    :meth:`RunnerHandle.ping`."""
+    connector.health()
+    key, put = PayloadKey("health", f"health-{next(_probes)}", 0, 0), list[PayloadKey]()
+    try:
+        receipts: dict[str, Receipt] = {}
+        for backend in connector.backends:
+            put.append(replace(key, edge=f"health/{backend}"))
+            receipts[backend] = connector.put(put[-1], Payload(PayloadKind.TOKENS, {"tokens": _PROBE}))
+        done = await submit(Probe(receipts))
+        try:
+            for backend in connector.backends:
+                back = as_numpy(connector.get(done.outputs[backend]).arrays["tokens"])
+                if not np.array_equal(back, _PROBE):
+                    raise payload_error(Outcome.CORRUPT, key, f"a probe came back changed through {backend!r}")
+        finally:
+            await submit(ReleasePayloads(tuple(r.key for r in done.outputs.values())))
+    finally:
+        for one in put:
+            connector.cleanup(one)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import Exhausted
-from ..messages import Command
-from ..stage import Job, Stage, SteppedStage
+from ..messages import Command, RunStage
+from ..stage import Job, Stage, SteppedStage, StreamingStage
 
 _LATELY_NS = 1_000_000_000  # a session that ran a stage within this time is expected again
 
@@ -16,10 +16,12 @@ class Work:
 
     __slots__ = (
         "age",
+        "aside",  # it runs on a part, and keeps no order
         "began",  # its first batch
         "command",
         "company",  # it has run beside others
         "cost_ns",
+        "ended",  # nobody wants it any more
         "error",  # that it found no room
         "final",  # it cannot run twice
         "give_up",  # looking for room
@@ -27,8 +29,10 @@ class Work:
         "job",
         "model_ns",
         "parked",  # it waits for room
+        "parts",  # that it has shown
         "ready",  # submitted, or its turn came
         "request",
+        "shows",  # parts are wanted of it
         "solo",  # it runs alone
         "tried",  # again, after it had found no room
         "turn",  # it is the oldest of its sessions
@@ -39,8 +43,9 @@ class Work:
         self.item: Any = None
         self.job: Job | None = None
         self.error: Exhausted | None = None
-        self.turn = self.solo = self.final = self.company = self.parked = self.tried = False
-        self.began = self.give_up = self.model_ns = 0
+        self.turn = self.solo = self.company = self.parked = self.tried = self.ended = self.shows = False
+        self.aside = self.final = type(command) is RunStage and command.part > 0
+        self.began = self.give_up = self.model_ns = self.parts = 0
         self.cost_ns = 0.0
 
     def __lt__(self, other: Work) -> bool:
@@ -53,9 +58,11 @@ class Lane:
     def __init__(self, name: str, stage: Stage, size: int, wait_ns: int) -> None:
         self.name, self.stage = name, stage
         self.stepped = stage if isinstance(stage, SteppedStage) else None
+        self.streaming = stage if isinstance(stage, StreamingStage) else None
         self.waiting: list[Work] = []  # oldest first
         self.jobs: list[Work] = []  # begun and not finished, of a stage of many passes
         self.parked: list[Work] = []  # found no room; oldest first
+        self.asides: list[Work] = []  # on parts; oldest first
         self.room = False  # state was freed since
         self._size, self._wait_ns = size, wait_ns
         self._lately: dict[str, int] = {}  # when a session last ran here, oldest first
@@ -73,6 +80,18 @@ class Lane:
         while end < min(room, len(waiting)) and not waiting[end].solo:
             end += 1
         taken, self.waiting = waiting[:end], waiting[end:]
+        return taken
+
+    def take_aside(self, one_each: bool) -> list[Work]:
+        """The oldest on parts, a batch of them; ``one_each`` of every session."""
+        taken: list[Work] = []
+        seen: set[str] = set()
+        for work in self.asides:
+            session = work.command.session  # type: ignore[union-attr]
+            if len(taken) < self._size and not (one_each and session in seen):
+                taken.append(work)
+                seen.add(session)
+        self.asides = [work for work in self.asides if work not in taken]
         return taken
 
     def due(self, now: int) -> int:

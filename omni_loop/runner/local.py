@@ -8,13 +8,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 
 from ..connect.base import Connector
 from ..connect.local import LocalConnector
 from ..errors import OmniLoopError, ServerUnavailable, StateError
-from ..messages import Command, Done, PayloadKey, ReleasePayloads, Report
+from ..messages import Command, Done, PayloadKey, Report
 from .batcher import Batcher
-from .handle import Pending
+from .handle import OnPart, Pending, ping
 from .ledger import Ledger
 from .runner import RunnerSettings, StageEntry, build, stage_names
 
@@ -68,15 +69,15 @@ class LocalRunner:
         await started
         self._open = True
 
-    async def submit(self, command: Command) -> Done:
+    async def submit(self, command: Command, on_part: OnPart | None = None) -> Done:
         if not self._open:
             raise ServerUnavailable(f"runner {self.name!r} is not running")
-        request, future = self._pending.add()
+        request, future = self._pending.add(on_part)
         self._queue.put((request, command, time.monotonic_ns()))
         return await future
 
     async def ping(self) -> None:
-        await self.submit(ReleasePayloads(()))
+        await ping(self.submit, self.connector)
 
     async def stop(self) -> None:
         self._open = False
@@ -108,8 +109,8 @@ class LocalRunner:
             return
         self._tell(started, None)
         try:
-            self._serve(Batcher(runner))
-            runner.close()
+            with closing(runner):
+                self._serve(Batcher(runner))
             runner.state.free()  # for the other runners on its ledger
         except Exception as e:
             self._call(self._gone)

@@ -25,9 +25,10 @@ _COMMANDS: dict[str, type] = {
         messages.ImportSession,
         messages.CloseSession,
         messages.ReleasePayloads,
+        messages.Probe,
     )
 }
-_REPORTS: dict[str, type] = {kind.__name__: kind for kind in (messages.Done, messages.Failed)}
+_REPORTS: dict[str, type] = {kind.__name__: kind for kind in (messages.Done, messages.Failed, messages.Part)}
 _DECODERS: dict[str, msgspec.msgpack.Decoder[Any]] = {
     tag: msgspec.msgpack.Decoder(kind) for tag, kind in (_COMMANDS | _REPORTS).items()
 }

@@ -8,6 +8,7 @@ the loop. When the child dies, every pending request fails at once and what it l
 from __future__ import annotations
 
 import asyncio
+import atexit
 import multiprocessing
 import select
 import signal
@@ -15,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from multiprocessing.connection import Connection
 
 import msgspec
@@ -23,9 +24,9 @@ import msgspec
 from ..connect.base import Connector
 from ..connect.shm import ShmConnector, new_prefix, sweep
 from ..errors import InvalidInput, OmniLoopError, Reason, ServerUnavailable, StateError
-from ..messages import Command, Done, Failed, PayloadKey, ReleasePayloads, Report, Scalar
+from ..messages import Command, Done, Failed, Part, PayloadKey, ReleasePayloads, Report, Scalar
 from .batcher import Batcher
-from .handle import Pending
+from .handle import OnPart, Pending, ping
 from .packing import pack, unpack
 from .runner import Factory, RunnerSettings, StageEntry, build, stage_names
 
@@ -95,13 +96,13 @@ class ProcessRunner:
             raise
         self._open = True
 
-    async def submit(self, command: Command) -> Done:
+    async def submit(self, command: Command, on_part: OnPart | None = None) -> Done:
         if not self._open:
             raise ServerUnavailable(f"runner {self.name!r} is not running")
-        return await self._send(command)
+        return await self._send(command, on_part)
 
     async def ping(self) -> None:
-        await self.submit(ReleasePayloads(()))
+        await ping(self.submit, self.connector)
 
     async def stop(self) -> None:
         link, by_itself, asked = self._link, True, False
@@ -124,8 +125,8 @@ class ProcessRunner:
         if asked and link.process.exitcode:
             raise ServerUnavailable(f"runner {self.name!r} ended with exit code {link.process.exitcode}")
 
-    def _send(self, command: Command) -> asyncio.Future[Done]:
-        request, future = self._pending.add()
+    def _send(self, command: Command, on_part: OnPart | None = None) -> asyncio.Future[Done]:
+        request, future = self._pending.add(on_part)
         try:
             data = pack(request, command, time.monotonic_ns())
             if len(data) > _MAX_BYTES:
@@ -173,12 +174,14 @@ class _Link:
         self._pipe, self._theirs = context.Pipe(duplex=True)
         self._room = select.poll()
         self._room.register(self._pipe.fileno(), select.POLLOUT)
-        self.process = context.Process(target=_child, args=(self._theirs, plan), name=f"runner-{name}", daemon=True)
+        # No daemon, since those may start no processes and stages may; it ends with this process all the same.
+        self.process = context.Process(target=_child, args=(self._theirs, plan), name=f"runner-{name}")
         self._reader = threading.Thread(target=self._read, name=f"reader-{name}", daemon=True)
 
     async def start(self) -> None:
         try:
             await asyncio.to_thread(self.process.start)
+            atexit.register(self.process.terminate)  # runs before multiprocessing waits for it
         finally:
             self._theirs.close()  # so that the child's death is the end of the pipe
             self._reader.start()
@@ -212,6 +215,7 @@ class _Link:
     async def close(self) -> None:
         """Once it has ended: reap the child, and close the pipe."""
         await asyncio.to_thread(self.process.join)
+        atexit.unregister(self.process.terminate)
         await asyncio.to_thread(self._reader.join)
         self._pipe.close()
 
@@ -219,7 +223,7 @@ class _Link:
         try:
             while True:
                 message = unpack(self._pipe.recv_bytes())[1]
-                if not isinstance(message, Done | Failed):
+                if not isinstance(message, Done | Failed | Part):
                     raise TypeError(f"a runner sent a {type(message).__name__}")
                 self._call(self._heard, message)
         except (EOFError, OSError):
@@ -262,9 +266,8 @@ def _child(pipe: Connection, encoded: bytes) -> None:
             return
         pipe.send_bytes(pack(plan.request, Done(plan.request)))
         # When the parent dies nobody is left to answer, but what we hold must go.
-        with suppress(EOFError, BrokenPipeError):
+        with closing(runner), suppress(EOFError, BrokenPipeError):
             _serve(pipe, Batcher(runner))
-        runner.close()
     finally:
         connector.close()
         pipe.close()
@@ -283,7 +286,7 @@ def _serve(pipe: Connection, batcher: Batcher) -> None:
                     _answer(pipe, reports)
                 return
             request, command, sent_ns = unpack(data)
-            if isinstance(command, Done | Failed):
+            if isinstance(command, Done | Failed | Part):
                 raise TypeError(f"a runner was sent a {type(command).__name__}")
             batcher.add(request, command, sent_ns)
             wait = 0.0

@@ -10,13 +10,15 @@ It knows no transport and no order: :class:`~omni_loop.runner.batcher.Batcher` s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from .. import registry
-from ..connect.base import Connector, as_numpy
+from ..connect.base import Connector
+from ..connect.schema import StageEdges
 from ..errors import (
     ConfigError,
     InvalidInput,
@@ -30,6 +32,7 @@ from ..errors import (
     nearest,
 )
 from ..messages import (
+    Answer,
     CloseSession,
     Command,
     Commit,
@@ -39,20 +42,19 @@ from ..messages import (
     ForkSession,
     ImportSession,
     OpenSession,
-    PayloadKey,
     PayloadKind,
+    Probe,
     Receipt,
     ReleasePayloads,
-    Report,
     ResetSession,
     RewindSession,
     RunStage,
     Scalar,
 )
-from ..stage import Outputs, Payload, Stage, StageItem
+from ..stage import ClosingStage, Outputs, Payload, Stage, StageItem
 from .answers import failure
-from .cells import is_finite
 from .ledger import Ledger
+from .payloads import NoState, Payloads
 from .state import Budget, StateManager
 
 _REVISION = "revision"  # of the stage, in the meta of its exported state
@@ -64,7 +66,7 @@ StageEntry = tuple[str, Factory | str, Mapping[str, Scalar]]  # "pipeline/stage"
 class RunnerSettings:
     """``threads`` of torch for this runner; ``device`` of its state, and of its stages unless their options say.
     A batch has at most ``max_batch`` sessions and waits up to ``max_wait_ms`` for others that were active lately. A
-    stage that finds no room in a pool is tried again for up to ``queue_ms``."""
+    stage that finds no room in a pool is tried again for up to ``queue_ms``. ``edges``: schemas by full stage name."""
 
     threads: int = 1
     device: str = "cpu"
@@ -72,6 +74,7 @@ class RunnerSettings:
     max_batch: int = 16
     max_wait_ms: float = 0.0
     queue_ms: float = 250.0
+    edges: Mapping[str, StageEdges] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -97,9 +100,17 @@ class Runner:
         torch.set_num_threads(settings.threads)
         self.connector = connector
         self.settings = settings
-        self.stages = {name: _build(name, factory, options, settings) for name, factory, options in stages}
-        specs = {name: stage.state_specs() for name, stage in self.stages.items()}
-        self.state = StateManager(specs, settings.budget, settings.device, ledger)
+        with ExitStack() as built:
+            self.stages: dict[str, Stage] = {}
+            for name, factory, options in stages:
+                self.stages[name] = stage = _build(name, factory, options, settings)
+                if isinstance(stage, ClosingStage):
+                    built.callback(stage.close)
+            specs = {name: stage.state_specs() for name, stage in self.stages.items()}
+            self.state = StateManager(specs, settings.budget, settings.device, ledger)
+            self._resources = built.pop_all()
+        self._stateless = frozenset(name for name, spec in specs.items() if not spec)
+        self._payloads = Payloads(connector, self.state, settings.edges)
         self.undecided: set[str] = set()  # sessions with something staged
         self._sessions: dict[str, _Session] = {}
         self._handlers: dict[type, Callable[[Any], Done]] = {
@@ -114,6 +125,7 @@ class Runner:
             ImportSession: self._import,
             CloseSession: self._close,
             ReleasePayloads: self._release,
+            Probe: self._payloads.probe,
         }
 
     def warm_up(self) -> None:
@@ -127,7 +139,7 @@ class Runner:
                 except Exception as e:
                     raise StageFailed(f"the stage {name!r} cannot warm up: {type(e).__name__}: {e}") from e
 
-    def handle(self, request: int, command: Command, queue_ms: float = 0.0) -> Report:
+    def handle(self, request: int, command: Command, queue_ms: float = 0.0) -> Answer:
         """Execute one command that runs no stage; whatever goes wrong is a :class:`Failed`."""
         try:
             done = self._handlers[type(command)](command)
@@ -136,11 +148,12 @@ class Runner:
             return failure(request, command, e)
 
     def prepare(self, command: RunStage) -> StageItem:
-        """Get the inputs and open the stage's transaction: :meth:`complete` or :meth:`undo` must follow. Raises when
-        nothing was opened."""
+        """Get the inputs and open the stage's transaction, which a run on a part has none of: :meth:`complete` or
+        :meth:`undo` must follow. Raises when nothing was opened."""
         session = self._current(command.session, command.epoch)
-        get = self.connector.get
-        inputs = {name: get(receipt) for name, receipt in command.inputs.items()}
+        if command.part and command.stage not in self._stateless:
+            raise InvalidInput(f"stage {command.stage!r} has state, so that it cannot run on parts of its input")
+        inputs = self._payloads.inputs(command)
         return StageItem(
             session=command.session,
             seed=session.seed,
@@ -151,22 +164,31 @@ class Runner:
             prompt=session.prompt,
             inputs=inputs,
             params=command.params,
-            state=self.state.begin(command.session, command.stage, command.tick),
+            state=NoState() if command.part else self.state.begin(command.session, command.stage, command.tick),
         )
 
     def complete(self, command: RunStage, outputs: Outputs, cost_ms: float) -> dict[str, Receipt]:
         """Seal what the stage staged and put its outputs. ``cost_ms`` is the item's share of the forward passes'
         time. After a failure :meth:`undo` must follow."""
+        if command.part:
+            return self.publish(command, outputs, command.part)
         self.state.seal(command.session, command.stage)
-        receipts = self._publish(command, outputs)
+        receipts = self.publish(command, outputs)
         session = self._sessions[command.session]
         session.staged[command.stage] = command.tick
         session.cost_ms += cost_ms
         self.undecided.add(command.session)
         return receipts
 
+    def publish(self, command: RunStage, outputs: Outputs, part: int = 0) -> dict[str, Receipt]:
+        """Put outputs, or a ``part`` of what they will be. Raises StageFailed (BAD_OUTPUT) for what is not as the
+        edges it leaves by say."""
+        return self._payloads.publish(command, outputs, part)
+
     def undo(self, command: RunStage) -> None:
         """Leave no trace of the command's tick in its stage."""
+        if command.part:
+            return
         self.state.discard(command.session, command.tick, (command.stage,))
         self._decided(command.session, command.tick, (command.stage,))
 
@@ -176,52 +198,17 @@ class Runner:
         return session is not None and command.stage in session.staged
 
     def close(self) -> None:
-        """Close every session. Raises PoolCorrupt when the books do not balance then."""
-        for session in self.state.sessions():
-            self._close(CloseSession(session))
-        self.state.check()
+        """Close every session, and the stages that hold more than memory. Raises PoolCorrupt when the books do not
+        balance then."""
+        with self._resources:
+            for session in self.state.sessions():
+                self._close(CloseSession(session))
+            self.state.check()
 
     def _open(self, command: OpenSession) -> Done:
         self.state.open(command.session, command.stages)
         self._sessions[command.session] = _Session(command.seed, command.prompt)
         return Done(0)
-
-    def _publish(self, command: RunStage, outputs: Outputs) -> dict[str, Receipt]:
-        """Check every output, then put all of them or none."""
-        checked = {
-            name: (f"{command.stage}.{name}", self._checked(command.stage, name, payload))
-            for name, payload in outputs.items()
-        }
-        return self._put_all(checked, command.session, command.epoch, command.tick)
-
-    def _put_all(
-        self, payloads: Mapping[str, tuple[str, Payload]], session: str, epoch: int, tick: int
-    ) -> dict[str, Receipt]:
-        """Put payloads, each with its edge; all of them or none."""
-        receipts: dict[str, Receipt] = {}
-        try:
-            for name, (edge, payload) in payloads.items():
-                receipts[name] = self.connector.put(PayloadKey(edge, session, epoch, tick), payload)
-        except BaseException:
-            for receipt in receipts.values():
-                self.connector.cleanup(receipt.key)
-            raise
-        return receipts
-
-    def _checked(self, stage: str, output: str, payload: Payload) -> Payload:
-        if not isinstance(payload, Payload):
-            text = f"stage {stage!r} gave a {type(payload).__name__} as {output!r}, not a Payload"
-            raise StageFailed(text, reason=Reason.BAD_OUTPUT)
-        arrays = {}
-        for name, value in payload.arrays.items():
-            tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(as_numpy(value))
-            if not is_finite(tensor):
-                text = f"stage {stage!r} gave values that are not finite: array {name!r} of output {output!r}"
-                raise StageFailed(text, reason=Reason.BAD_OUTPUT)
-            # A view of the pool would change under its reader, since blocks are reused after the tick.
-            owned = tensor.numel() > 0 and self.state.owns_memory(tensor.data_ptr())
-            arrays[name] = tensor.clone() if owned else value
-        return Payload(payload.kind, arrays, payload.meta, payload.schema)
 
     def _commit(self, command: Commit) -> Done:
         session = self._current(command.session, command.epoch)
@@ -268,7 +255,7 @@ class Runner:
             known = {**meta, _REVISION: self.stages[stage].revision}
             payloads[stage] = (f"{stage}.state", Payload(PayloadKind.STATE, arrays, known))
         epoch = max(session.epoch, command.epoch)  # connectors refuse payloads of an older one
-        return Done(0, self._put_all(payloads, command.session, epoch, -1))
+        return Done(0, self._payloads.put_all(payloads, command.session, epoch, -1))
 
     def _import(self, command: ImportSession) -> Done:
         states = {}
@@ -375,7 +362,11 @@ def build(
     """
     try:
         runner = Runner(stages, connector, settings, ledger)
-        runner.warm_up()
+        try:
+            runner.warm_up()
+        except BaseException:
+            runner.close()
+            raise
     except OmniLoopError:
         raise
     except BaseException as e:  # SystemExit too: a model that exits must not take the runner along

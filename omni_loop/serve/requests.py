@@ -73,6 +73,7 @@ def _tick(info: SessionInfo, message: Ask, limits: codec.Limits, began: float) -
             actions=predict.actions,
             steps=predict.steps,
             deadline_ms=predict.deadline_ms,
+            previews=predict.previews,
             spent_ms=_since(began),
         )
     if isinstance(message, pb.ReconditionRequest):
@@ -103,6 +104,7 @@ def _infer(info: SessionInfo, message: pb.Observation, limits: codec.Limits, beg
         executed=observation.executed,
         frames=observation.frames,
         deadline_ms=observation.deadline_ms,
+        previews=observation.previews,
         spent_ms=_since(began),
     )
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 from ..errors import Code, InvalidInput, OmniLoopError, Reason, StateError
 from ..loop.request import TickRequest
-from ..types import TickResult
+from ..types import FramePrediction, TickResult
 from ..wire import codec
 from ..wire import loop_pb2 as pb
 from .refusal import Context, public
@@ -124,11 +124,14 @@ class Connection:
         """Without a wait in between, so that requests reach the orchestrator in the order they came."""
         parts: list[TickResult] = []
 
-        def on_part(part: TickResult) -> None:
+        def on_part(part: TickResult | FramePrediction) -> None:
+            if isinstance(part, FramePrediction):
+                self._put(pb.ServerMessage(frames=codec.encode_frames(part)))
+                return
             parts.append(part)
             self._put(pb.ServerMessage(tick=codec.encode_result(part)))
 
-        listener = on_part if request.frames else None
+        listener = on_part if request.frames or request.previews else None
         # Tasks begin in the order they were made.
         self._running[request.seq] = asyncio.create_task(self._answer(request, listener, parts))
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from ..connect.local import LocalConnector
 from ..errors import OmniLoopError, rebuild
 from ..messages import (
+    Answer,
     CloseSession,
     Command,
     Commit,
@@ -19,7 +20,6 @@ from ..messages import (
     ForkSession,
     OpenSession,
     PayloadKey,
-    Report,
     ResetSession,
     RunStage,
     Scalar,
@@ -151,7 +151,7 @@ class Driver:
         return _done(self._batcher.handle(next(self._requests), command))
 
 
-def _done(report: Report) -> Done:
+def _done(report: Answer) -> Done:
     if isinstance(report, Failed):
         raise rebuild(
             report.code,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -26,6 +26,7 @@ from ..errors import (
     UnknownSession,
     nearest,
 )
+from ..loop.flight import OnPart
 from ..loop.request import SessionInfo, SessionSummary, TickRequest
 from ..loop.tick import eager
 from ..messages import Scalar
@@ -121,9 +122,7 @@ class ToyCore:
         self.live[info.id] = _Live(info, options or {})
         return info
 
-    async def tick(
-        self, request: TickRequest, on_part: Callable[[TickResult], None] | None = None, *, keep: bool = False
-    ) -> TickResult:
+    async def tick(self, request: TickRequest, on_part: OnPart | None = None, *, keep: bool = False) -> TickResult:
         if not keep:
             return await self._tick(request, on_part)
         task = eager(self._tick(request, on_part))  # its turn is that of the call
@@ -131,7 +130,7 @@ class ToyCore:
         task.add_done_callback(self._kept.discard)
         return await asyncio.shield(task)
 
-    async def _tick(self, request: TickRequest, on_part: Callable[[TickResult], None] | None) -> TickResult:
+    async def _tick(self, request: TickRequest, on_part: OnPart | None) -> TickResult:
         live = self._find(request.session, request.token)
         async with live.turn:
             self.entered.set()

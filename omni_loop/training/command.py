@@ -71,16 +71,21 @@ def train(
 
 def demonstrations(name: str, data: Path | None, workers: int, console: Console) -> tuple[Demos, Demos]:
     """Training and test demonstrations; a folder that does not exist is made by the registered set's experts."""
+    splits = demo_splits(name, data, workers, console)
+    return splits["train"], splits["test"]
+
+
+def demo_splits(name: str, data: Path | None, workers: int, console: Console) -> Mapping[str, Demos]:
+    """All splits of a registered set, from ``data`` or ``data/NAME``, made there when that does not exist."""
     demos: DemoSet = registry.load(registry.DEMOS, name)
     folder = data or Path("data") / name
     _refuse_file(folder)
     if not folder.exists():
         _generate(demos, name, folder, workers, console)
     try:
-        splits = demos.load(folder)
+        return demos.load(folder)
     except FileNotFoundError as e:
         raise ConfigError(f"{e}; remove the folder to make it anew") from None
-    return splits["train"], splits["test"]
 
 
 def _generate(demos: DemoSet, name: str, folder: Path, workers: int, console: Console) -> None:

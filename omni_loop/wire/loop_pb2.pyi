@@ -185,7 +185,7 @@ class SessionRef(_message.Message):
     def __init__(self, session: _Optional[str] = ..., resume_token: _Optional[str] = ...) -> None: ...
 
 class Observation(_message.Message):
-    __slots__ = ("seq", "step", "arrays", "executed", "captured_ns", "frames", "deadline_ms")
+    __slots__ = ("seq", "step", "arrays", "executed", "captured_ns", "frames", "deadline_ms", "previews")
     class ArraysEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -200,6 +200,7 @@ class Observation(_message.Message):
     CAPTURED_NS_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    PREVIEWS_FIELD_NUMBER: _ClassVar[int]
     seq: int
     step: int
     arrays: _containers.MessageMap[str, Tensor]
@@ -207,7 +208,8 @@ class Observation(_message.Message):
     captured_ns: int
     frames: int
     deadline_ms: float
-    def __init__(self, seq: _Optional[int] = ..., step: _Optional[int] = ..., arrays: _Optional[_Mapping[str, Tensor]] = ..., executed: _Optional[_Union[Tensor, _Mapping]] = ..., captured_ns: _Optional[int] = ..., frames: _Optional[int] = ..., deadline_ms: _Optional[float] = ...) -> None: ...
+    previews: bool
+    def __init__(self, seq: _Optional[int] = ..., step: _Optional[int] = ..., arrays: _Optional[_Mapping[str, Tensor]] = ..., executed: _Optional[_Union[Tensor, _Mapping]] = ..., captured_ns: _Optional[int] = ..., frames: _Optional[int] = ..., deadline_ms: _Optional[float] = ..., previews: bool = ...) -> None: ...
 
 class InferRequest(_message.Message):
     __slots__ = ("session", "observation")
@@ -218,18 +220,20 @@ class InferRequest(_message.Message):
     def __init__(self, session: _Optional[_Union[SessionRef, _Mapping]] = ..., observation: _Optional[_Union[Observation, _Mapping]] = ...) -> None: ...
 
 class PredictRequest(_message.Message):
-    __slots__ = ("session", "seq", "actions", "steps", "deadline_ms")
+    __slots__ = ("session", "seq", "actions", "steps", "deadline_ms", "previews")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     ACTIONS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    PREVIEWS_FIELD_NUMBER: _ClassVar[int]
     session: SessionRef
     seq: int
     actions: Tensor
     steps: int
     deadline_ms: float
-    def __init__(self, session: _Optional[_Union[SessionRef, _Mapping]] = ..., seq: _Optional[int] = ..., actions: _Optional[_Union[Tensor, _Mapping]] = ..., steps: _Optional[int] = ..., deadline_ms: _Optional[float] = ...) -> None: ...
+    previews: bool
+    def __init__(self, session: _Optional[_Union[SessionRef, _Mapping]] = ..., seq: _Optional[int] = ..., actions: _Optional[_Union[Tensor, _Mapping]] = ..., steps: _Optional[int] = ..., deadline_ms: _Optional[float] = ..., previews: bool = ...) -> None: ...
 
 class ReconditionRequest(_message.Message):
     __slots__ = ("session", "seq", "first_step", "arrays", "executed", "deadline_ms")
@@ -431,7 +435,7 @@ class ActionChunk(_message.Message):
     def __init__(self, first_step: _Optional[int] = ..., actions: _Optional[_Union[Tensor, _Mapping]] = ..., policy_revision: _Optional[str] = ...) -> None: ...
 
 class FramePrediction(_message.Message):
-    __slots__ = ("first_step", "frames", "scene", "preview", "seq", "epoch", "error")
+    __slots__ = ("first_step", "frames", "scene", "preview", "seq", "epoch", "error", "part")
     FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
     SCENE_FIELD_NUMBER: _ClassVar[int]
@@ -439,6 +443,7 @@ class FramePrediction(_message.Message):
     SEQ_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     first_step: int
     frames: Tensor
     scene: Tensor
@@ -446,7 +451,8 @@ class FramePrediction(_message.Message):
     seq: int
     epoch: int
     error: Error
-    def __init__(self, first_step: _Optional[int] = ..., frames: _Optional[_Union[Tensor, _Mapping]] = ..., scene: _Optional[_Union[Tensor, _Mapping]] = ..., preview: bool = ..., seq: _Optional[int] = ..., epoch: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+    part: int
+    def __init__(self, first_step: _Optional[int] = ..., frames: _Optional[_Union[Tensor, _Mapping]] = ..., scene: _Optional[_Union[Tensor, _Mapping]] = ..., preview: bool = ..., seq: _Optional[int] = ..., epoch: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., part: _Optional[int] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("step", "progress", "done")

@@ -62,6 +62,7 @@ def encode_frames(frames: FramePrediction) -> pb.FramePrediction:
         preview=frames.preview,
         seq=frames.seq,
         epoch=frames.epoch,
+        part=frames.part,
     )
 
 
@@ -107,6 +108,7 @@ def decode_frames(message: pb.FramePrediction, spec: SessionSpec, limits: Limits
         epoch=message.epoch,
         scene=_decode("scene", message.scene, limits) if message.HasField("scene") else None,
         preview=message.preview,
+        part=message.part,
     )
 
 

@@ -34,6 +34,7 @@ class Predict:
     actions: NDArray[np.float32] | None
     steps: int
     deadline_ms: float
+    previews: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +155,7 @@ def decode_observation(message: pb.Observation, spec: SessionSpec, keys: Sequenc
         captured_ns=message.captured_ns,
         frames=message.frames,
         deadline_ms=message.deadline_ms,
+        previews=message.previews,
     )
 
 
@@ -161,7 +163,7 @@ def decode_predict(message: pb.PredictRequest, spec: SessionSpec, limits: Limits
     """Raises as :func:`decode_observation` does."""
     _check_counts(message.seq, "step", 0, message.deadline_ms)
     actions = _decode_actions("actions", message.actions, spec, limits) if message.HasField("actions") else None
-    return Predict(message.seq, actions, message.steps, message.deadline_ms)
+    return Predict(message.seq, actions, message.steps, message.deadline_ms, message.previews)
 
 
 def decode_recondition(

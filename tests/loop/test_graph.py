@@ -31,7 +31,10 @@ BAD = [
     (replace(TOY, plans={}), "no plan"),
     (with_edge(Edge("contxt", "hidden", "act", "x", H)), "unknown stage 'contxt'. Did you mean 'context'"),
     (with_edge(Edge("context", "hidden", "atc", "x", H)), "unknown stage 'atc'. Did you mean 'act'"),
-    (with_edge(Edge("context", "hidden", "act", "x", "hiden")), "unknown kind 'hiden'. Did you mean 'hidden'"),  # type: ignore[arg-type]
+    (
+        with_edge(Edge("context", "hidden", "act", "x", "hiden")),
+        "unknown kind 'hiden'; a kind of your own needs a schema on its edge. Did you mean 'hidden'",
+    ),  # type: ignore[arg-type]
     (with_edge(Edge(CLIENT, "observations", "act", "x", H)), "no output 'observations'. Did you mean 'observation'"),
     (with_edge(Edge(CLIENT, "observation", "act", "x", H)), "is of kind hidden, the client's observation is of kind"),
     (

@@ -18,6 +18,7 @@ import numpy as np
 from omni_loop.clock import Clock
 from omni_loop.config import SessionConfig
 from omni_loop.connect.base import Connector
+from omni_loop.connect.schema import ArrayType, Schema
 from omni_loop.loop.graph import compile_pipeline
 from omni_loop.loop.orchestrator import Orchestrator
 from omni_loop.loop.pipeline import CLIENT, Edge, Pipeline, Plan, StageDef
@@ -32,6 +33,7 @@ from omni_loop.stage import CounterSpec, Outputs, Payload, StageItem, StateSpec
 from omni_loop.types import ArraySpec, Op, SessionSpec, StageKind, TickResult
 
 HORIZON, DIM = 4, 2
+SUM = Schema("sum", (ArrayType("sum", "int64", ()),))  # a kind of this pipeline's own
 
 
 @dataclass
@@ -100,7 +102,7 @@ def _frames(item: StageItem, count: int) -> dict[str, Payload]:
     actions = item.inputs["actions"].arrays["actions"].sum() if "actions" in item.inputs else 0
     frames = np.zeros((n, 4, 4, 3), np.uint8)
     frames[..., 0], frames[..., 1], frames[..., 2] = count, before, int(actions)
-    latents = Payload(PayloadKind.LATENTS, {"sum": np.array(before + n, np.int64)})
+    latents = Payload(SUM.kind, {"sum": np.array(before + n, np.int64)})
     return {"frames": Payload(PayloadKind.FRAMES, {"frames": frames}), "latents": latents}
 
 
@@ -134,7 +136,7 @@ TOY = Pipeline(
         Edge(CLIENT, "actions", "frames", "actions", PayloadKind.ACTIONS, optional=True),
         Edge("context", "hidden", "act", "hidden", PayloadKind.HIDDEN),
         Edge("context", "hidden", "frames", "hidden", PayloadKind.HIDDEN, optional=True),
-        Edge("frames", "latents", "frames", "latents", PayloadKind.LATENTS, feedback=True, optional=True),
+        Edge("frames", "latents", "frames", "latents", SUM.kind, feedback=True, optional=True, schema=SUM),
     ),
     plans={
         Op.INFER: Plan(

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from omni_loop.errors import Reason
 from omni_loop.messages import (
     CloseSession,
     Command,
@@ -83,6 +84,10 @@ def answer(bed: Bed, command: Command, request: int) -> object:
     return "done"
 
 
+def ended(answer: object) -> bool:
+    return isinstance(answer, tuple) and answer[1] is Reason.CANCELLED
+
+
 def play(bed: Bed, scripts: dict[str, Script], draw_step: object = None) -> dict[str, list[object]]:
     """Each session's answers, when their commands arrive in the order that ``draw_step`` says: next session, and
     how many steps follow."""
@@ -135,7 +140,11 @@ def test_every_order_of_arrival_gives_what_each_session_gets_alone(
     close(together)
     for session, script in given_scripts.items():
         solo = bed(1)
-        for mine, want in zip(got[session], play(solo, {session: script})[session], strict=True):
+        asked = commands(solo, session, script)
+        kept = {c.tick for c in asked if isinstance(c, Commit)}
+        for command, mine, want in zip(asked, got[session], play(solo, {session: script})[session], strict=True):
+            if isinstance(command, RunStage) and command.tick not in kept and ended(mine):
+                continue  # the tick's discard came before its turn
             if isinstance(want, tuple) and isinstance(want[0], dict):
                 want = want[0], pytest.approx(want[1], rel=1e-4, abs=1e-4)
             assert mine == want

@@ -68,6 +68,9 @@ class FrameJob:
         self._last: Tensor | None = None  # latents of the frame before the first one
         self._made: list[Tensor] = []  # latents of the frames that are done,
         self._fresh: list[Tensor] = []  # and their keys and values [layers, 2, p, h, e]
+        self._guess: Tensor | None = None  # of the first imagined frame, after its first pass
+        self._guessed = False  # and shown
+        self._shown = observed  # frames
         self.context: Context | None = None  # with a row for every job of the same passes
         self.row = 0
 
@@ -96,9 +99,11 @@ class FrameJob:
         assert self.context is not None
         return self.context.position[self.row]
 
-    def end_step(self, x: Tensor) -> None:
-        """A denoise step of the present frame has led to ``x``."""
+    def end_step(self, x: Tensor, guess: Tensor) -> None:
+        """A denoise step of the present frame has led to ``x``; ``guess`` is where the model thinks that it will end."""
         self.present.x, self.present.steps = x, self.present.steps[1:]
+        if self._guess is None:
+            self._guess = guess
         self._look_ahead()
 
     def end_frame(self, fresh: Tensor) -> None:
@@ -125,6 +130,26 @@ class FrameJob:
         at = i - (self._frames - len(self._actions))
         action = self._actions[at] if at >= 0 else self._actions.new_zeros(self._actions.shape[1])
         return Frame(x, x if last is None else last, action, at >= 0, steps)  # a first frame is behind itself
+
+    def parts(self) -> list[Outputs]:
+        """What there is of the imagined frames since the last call: a guess at the first one, then each when it is
+        denoised, which is one pass before the job is done with it. The last one comes with the whole."""
+        if self.images is not None:
+            return []
+        n, made = self._observed, list[Outputs]()
+        denoised = len(self._made) + (self.present.level == 0)
+        if self._guess is not None and not self._guessed and denoised == n:
+            self._guessed = True
+            made.append(self._part(self._guess, 0, preview=True))
+        for i in range(self._shown, min(denoised, self._frames - 1)):
+            latents = self._made[i] if i < len(self._made) else self.present.x
+            made.append(self._part(latents, i - n, preview=False))
+        self._shown = max(self._shown, denoised)
+        return made
+
+    def _part(self, latents: Tensor, i: int, preview: bool) -> Outputs:
+        meta = {**self._meta, "first_step": int(self._meta["first_step"]) + i, "preview": preview}
+        return {"latents": Payload(PayloadKind.LATENTS, {"latents": latents[None]}, meta)}
 
     def store(self) -> Outputs:
         """Stage blocks and latents of all frames. The output holds the imagined ones, or all when none is."""

@@ -6,7 +6,8 @@ looks at: what follows is as if nothing had been imagined.
 
 Every frame takes some passes, a predicted one its denoise steps and then the clean pass that writes its keys and
 values, a real one the clean pass alone. With a frame's clean pass the next frame takes its first one. Between two
-passes the jobs of other sessions may join.
+passes the jobs of other sessions may join. Predicted frames can be seen on the way: the first one as the model guesses
+it after one pass, and each as soon as it is denoised.
 
 Inputs: ``actions`` (the client's, or the act head's chunk), ``observation`` (real frames to recondition on) or
 ``latents`` (of the frame the context stage saw). Output: ``latents [n, 16, c]`` of the predicted frames with
@@ -109,6 +110,10 @@ class FramesStage:
                 self._pass(group)
         return [job.advance() if isinstance(job, Work) else None for job in jobs]
 
+    def parts(self, job: Job) -> Sequence[Outputs]:
+        """Predicted frames as they come; searches and given chunks have none to show."""
+        return () if isinstance(job, Work) else cast("FrameJob", job).parts()
+
     def finish(self, job: Job) -> Outputs:
         """Stage what the job made; raises what the state refuses."""
         return job.outputs if isinstance(job, Work) else cast("FrameJob", job).store()
@@ -137,15 +142,18 @@ class FramesStage:
         else:
             quiet = False
             residual = self.model.residual(x, prev, level, action, known > 0, context)
+        guesses: dict[int, Tensor] = {}  # of the noisy ones: where they would be without noise
         if not all(clean):
             first = len(jobs) if quiet else 0
-            noisy = torch.lerp(prev[first:] + residual, x[first:], ratio[first:, :, None, None])
+            guess = prev[first:] + residual
+            guesses = dict(enumerate(guess[:, 0].unbind(), first))
+            noisy = torch.lerp(guess, x[first:], ratio[first:, :, None, None])
             x = torch.cat([x[:first], noisy]) if first else noisy
         for i, (row, latents) in enumerate(zip(rows, x[:, 0].unbind(), strict=True)):
             if clean[i]:
                 jobs[row].end_frame(fresh[:, :, i])
             else:
-                jobs[row].end_step(latents)
+                jobs[row].end_step(latents, guesses[i])
 
     def _recondition(self, item: StageItem) -> FrameJob:
         arrays = item.inputs["observation"].arrays

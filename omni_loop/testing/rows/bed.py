@@ -27,7 +27,7 @@ from ...messages import ExportSession, ReleasePayloads
 from ...runner.runner import RunnerSettings, StageEntry
 from ...runner.state import Budget
 from ...session.snapshot import SnapshotStore
-from ...types import Op, TickResult
+from ...types import FramePrediction, Op, TickResult
 from ...wire.limits import Limits
 from ...wire.replies import decode_result, encode_result
 from ..board import Broken, expect
@@ -91,7 +91,7 @@ class Robot:
     async def send(self, request: TickRequest) -> Outcome:
         """The terminal answer: a result as a client decodes it, or a typed error."""
         self.bed.asked += 1
-        parts: list[TickResult] = []
+        parts: list[TickResult | FramePrediction] = []
         tick = asyncio.ensure_future(self.bed.core.tick(request, parts.append))
         # In turns of a second, each of which lets everything run that can: a machine may be too busy to run us at all.
         for _ in range(round(ANSWER_S)):

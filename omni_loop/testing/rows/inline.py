@@ -8,6 +8,7 @@ import time
 
 from ...messages import Command, Done
 from ...runner.batcher import Batcher
+from ...runner.handle import OnPart
 from ...runner.local import LocalRunner
 from ...runner.runner import build
 from ...runner.state import StateManager
@@ -44,8 +45,8 @@ class InlineRunner(LocalRunner):
     def shares_fate(self) -> bool:
         return True
 
-    async def submit(self, command: Command) -> Done:
-        request, future = self._pending.add()
+    async def submit(self, command: Command, on_part: OnPart | None = None) -> Done:
+        request, future = self._pending.add(on_part)
         self._batcher.add(request, command, time.monotonic_ns())
         self._wake(0.0)
         return await future
