@@ -98,11 +98,8 @@ class EdgeSchema:
     def check_got(self, payload: Payload) -> None:
         """Raises StageFailed (BAD_SPEC) for a payload of another kind or version: its arrays may mean anything."""
         if payload.schema != self.schema.version or payload.kind != self.schema.kind:
-            got, want = (
-                f"{payload.kind!s} version {payload.schema}",
-                f"{self.schema.kind!s} version {self.schema.version}",
-            )
-            text = f"edge {self.edge} carries {got}, its reader takes {want}"
+            wanted = f"{self.schema.kind!s} version {self.schema.version}"
+            text = f"edge {self.edge} carries {payload.kind!s} version {payload.schema}, its reader takes {wanted}"
             raise StageFailed(text, reason=Reason.BAD_SPEC)
 
 

@@ -4,132 +4,135 @@
 # source: omni_loop/wire/loop.proto
 # Protobuf Python Version: 6.31.0
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 6, 31, 0, "", "omni_loop/wire/loop.proto"
+    _runtime_version.Domain.PUBLIC,
+    6,
+    31,
+    0,
+    '',
+    'omni_loop/wire/loop.proto'
 )
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x19omni_loop/wire/loop.proto\x12\x0comni_loop.v1"s\n\x06Tensor\x12"\n\x05\x64type\x18\x01 \x01(\x0e\x32\x13.omni_loop.v1.DType\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12(\n\x08\x65ncoding\x18\x04 \x01(\x0e\x32\x16.omni_loop.v1.Encoding"\xcb\x01\n\tArraySpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12"\n\x05\x64type\x18\x02 \x01(\x0e\x32\x13.omni_loop.v1.DType\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x0c\n\x04unit\x18\x04 \x01(\t\x12\x10\n\x03low\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\x04high\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x10\n\x08optional\x18\x07 \x01(\x08\x12\x12\n\nmax_length\x18\x08 \x01(\x03\x12\x13\n\x0b\x64\x65scription\x18\t \x01(\tB\x06\n\x04_lowB\x07\n\x05_high"\xcd\x02\n\x0bSessionSpec\x12\x10\n\x08pipeline\x18\x01 \x01(\t\x12-\n\x0cobservations\x18\x02 \x03(\x0b\x32\x17.omni_loop.v1.ArraySpec\x12\'\n\x06\x61\x63tion\x18\x03 \x01(\x0b\x32\x17.omni_loop.v1.ArraySpec\x12\x0f\n\x07horizon\x18\x04 \x01(\r\x12\x19\n\x11\x65xecution_horizon\x18\x05 \x01(\r\x12\x12\n\ncontrol_hz\x18\x06 \x01(\x01\x12\x0b\n\x03ops\x18\x07 \x03(\t\x12&\n\x05\x66rame\x18\x08 \x01(\x0b\x32\x17.omni_loop.v1.ArraySpec\x12\x13\n\x0bmax_predict\x18\t \x01(\r\x12\x0e\n\x06prompt\x18\n \x01(\x08\x12\x15\n\rnormalisation\x18\x0b \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x0c \x01(\t\x12\x0e\n\x06\x64igest\x18\r \x01(\t"\xae\x01\n\x06Limits\x12\x19\n\x11max_message_bytes\x18\x01 \x01(\x04\x12\x18\n\x10max_tensor_bytes\x18\x02 \x01(\x04\x12\x13\n\x0bmax_tensors\x18\x03 \x01(\r\x12\x10\n\x08max_rank\x18\x04 \x01(\r\x12\x18\n\x10max_image_pixels\x18\x05 \x01(\x04\x12\x18\n\x10max_prompt_bytes\x18\x06 \x01(\r\x12\x14\n\x0cmax_sessions\x18\x07 \x01(\r"\x16\n\x14GetServerInfoRequest"\x9a\x01\n\x12GetServerInfoReply\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08protocol\x18\x02 \x01(\t\x12,\n\tpipelines\x18\x03 \x03(\x0b\x32\x19.omni_loop.v1.SessionSpec\x12$\n\x06limits\x18\x04 \x01(\x0b\x32\x14.omni_loop.v1.Limits\x12\r\n\x05ready\x18\x05 \x01(\x08"\xf1\x01\n\x12OpenSessionRequest\x12\x10\n\x08pipeline\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x01(\t\x12\x11\n\x04seed\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x18\n\x10observation_keys\x18\x04 \x03(\t\x12\x13\n\x0bspec_digest\x18\x05 \x01(\t\x12>\n\x07options\x18\x06 \x03(\x0b\x32-.omni_loop.v1.OpenSessionRequest.OptionsEntry\x1a.\n\x0cOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x07\n\x05_seed"\xb9\x01\n\x10OpenSessionReply\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x14\n\x0cresume_token\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\'\n\x04spec\x18\x05 \x01(\x0b\x32\x19.omni_loop.v1.SessionSpec\x12\x18\n\x10observation_keys\x18\x06 \x03(\t\x12\x10\n\x08last_seq\x18\x07 \x01(\x04\x12\x0c\n\x04step\x18\x08 \x01(\x03"3\n\nSessionRef\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x14\n\x0cresume_token\x18\x02 \x01(\t"\x98\x02\n\x0bObservation\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x35\n\x06\x61rrays\x18\x03 \x03(\x0b\x32%.omni_loop.v1.Observation.ArraysEntry\x12&\n\x08\x65xecuted\x18\x04 \x01(\x0b\x32\x14.omni_loop.v1.Tensor\x12\x13\n\x0b\x63\x61ptured_ns\x18\x05 \x01(\x04\x12\x0e\n\x06\x66rames\x18\x06 \x01(\r\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x07 \x01(\x01\x12\x10\n\x08previews\x18\x08 \x01(\x08\x1a\x43\n\x0b\x41rraysEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12#\n\x05value\x18\x02 \x01(\x0b\x32\x14.omni_loop.v1.Tensor:\x02\x38\x01"i\n\x0cInferRequest\x12)\n\x07session\x18\x01 \x01(\x0b\x32\x18.omni_loop.v1.SessionRef\x12.\n\x0bobservation\x18\x02 \x01(\x0b\x32\x19.omni_loop.v1.Observation"\xa5\x01\n\x0ePredictRequest\x12)\n\x07session\x18\x01 \x01(\x0b\x32\x18.omni_loop.v1.SessionRef\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12%\n\x07\x61\x63tions\x18\x03 \x01(\x0b\x32\x14.omni_loop.v1.Tensor\x12\r\n\x05steps\x18\x04 \x01(\r\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x05 \x01(\x01\x12\x10\n\x08previews\x18\x06 \x01(\x08"\xa0\x02\n\x12ReconditionRequest\x12)\n\x07session\x18\x01 \x01(\x0b\x32\x18.omni_loop.v1.SessionRef\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x12\n\nfirst_step\x18\x03 \x01(\x03\x12<\n\x06\x61rrays\x18\x04 \x03(\x0b\x32,.omni_loop.v1.ReconditionRequest.ArraysEntry\x12&\n\x08\x65xecuted\x18\x05 \x01(\x0b\x32\x14.omni_loop.v1.Tensor\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x06 \x01(\x01\x1a\x43\n\x0b\x41rraysEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12#\n\x05value\x18\x02 \x01(\x0b\x32\x14.omni_loop.v1.Tensor:\x02\x38\x01"u\n\x0cResetRequest\x12)\n\x07session\x18\x01 \x01(\x0b\x32\x18.omni_loop.v1.SessionRef\x12\x11\n\x04seed\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x13\n\x06prompt\x18\x03 \x01(\tH\x01\x88\x01\x01\x42\x07\n\x05_seedB\t\n\x07_prompt"\x1b\n\nResetReply\x12\r\n\x05\x65poch\x18\x01 \x01(\x04"9\n\x0c\x43loseRequest\x12)\n\x07session\x18\x01 \x01(\x0b\x32\x18.omni_loop.v1.SessionRef"\x0c\n\nCloseReply"T\n\x0b\x46orkRequest\x12)\n\x07session\x18\x01 \x01(\x0b\x32\x18.omni_loop.v1.SessionRef\x12\x11\n\x04seed\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x07\n\x05_seed"H\n\rRewindRequest\x12)\n\x07session\x18\x01 \x01(\x0b\x32\x18.omni_loop.v1.SessionRef\x12\x0c\n\x04step\x18\x02 \x01(\x03"*\n\x0bRewindReply\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x03"J\n\x0fSnapshotRequest\x12)\n\x07session\x18\x01 \x01(\x0b\x32\x18.omni_loop.v1.SessionRef\x12\x0c\n\x04name\x18\x02 \x01(\t"\x1e\n\rSnapshotReply\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04"\x1e\n\x0eRestoreRequest\x12\x0c\n\x04name\x18\x01 \x01(\t"\xb7\x02\n\x0bPlanRequest\x12)\n\x07session\x18\x01 \x01(\x0b\x32\x18.omni_loop.v1.SessionRef\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x14\n\x07horizon\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x17\n\ncandidates\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x17\n\niterations\x18\x05 \x01(\rH\x02\x88\x01\x01\x12\x0e\n\x06method\x18\x06 \x01(\t\x12\x11\n\tbudget_ms\x18\x07 \x01(\x01\x12"\n\x04goal\x18\x08 \x01(\x0b\x32\x14.omni_loop.v1.Tensor\x12"\n\x04init\x18\t \x01(\x0b\x32\x14.omni_loop.v1.Tensor\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\n \x01(\x01\x42\n\n\x08_horizonB\r\n\x0b_candidatesB\r\n\x0b_iterations"}\n\x0bPlanSummary\x12\x0c\n\x04\x63ost\x18\x01 \x01(\x01\x12\x12\n\nfirst_cost\x18\x02 \x01(\x01\x12\x12\n\ncandidates\x18\x03 \x01(\r\x12\x12\n\niterations\x18\x04 \x01(\r\x12\x0f\n\x07horizon\x18\x05 \x01(\r\x12\x13\n\x0bout_of_time\x18\x06 \x01(\x08"A\n\x13ListSessionsRequest\x12*\n\x08sessions\x18\x01 \x03(\x0b\x32\x18.omni_loop.v1.SessionRef"\xaf\x01\n\x11ListSessionsReply\x12;\n\x06\x63ounts\x18\x01 \x03(\x0b\x32+.omni_loop.v1.ListSessionsReply.CountsEntry\x12.\n\x08sessions\x18\x02 \x03(\x0b\x32\x1c.omni_loop.v1.SessionSummary\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01"q\n\x0eSessionSummary\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x10\n\x08pipeline\x18\x02 \x01(\t\x12\r\n\x05phase\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x0c\n\x04step\x18\x05 \x01(\x03\x12\x10\n\x08last_seq\x18\x06 \x01(\x04"\xa8\x01\n\x07Timings\x12\x10\n\x08total_ms\x18\x01 \x01(\x01\x12\x10\n\x08model_ms\x18\x02 \x01(\x01\x12\x10\n\x08queue_ms\x18\x03 \x01(\x01\x12\x36\n\tstages_ms\x18\x04 \x03(\x0b\x32#.omni_loop.v1.Timings.StagesMsEntry\x1a/\n\rStagesMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01"a\n\x0b\x41\x63tionChunk\x12\x12\n\nfirst_step\x18\x01 \x01(\x03\x12%\n\x07\x61\x63tions\x18\x02 \x01(\x0b\x32\x14.omni_loop.v1.Tensor\x12\x17\n\x0fpolicy_revision\x18\x03 \x01(\t"\xcf\x01\n\x0f\x46ramePrediction\x12\x12\n\nfirst_step\x18\x01 \x01(\x03\x12$\n\x06\x66rames\x18\x02 \x01(\x0b\x32\x14.omni_loop.v1.Tensor\x12#\n\x05scene\x18\x03 \x01(\x0b\x32\x14.omni_loop.v1.Tensor\x12\x0f\n\x07preview\x18\x04 \x01(\x08\x12\x0b\n\x03seq\x18\x05 \x01(\x04\x12\r\n\x05\x65poch\x18\x06 \x01(\x04\x12"\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x13.omni_loop.v1.Error\x12\x0c\n\x04part\x18\x08 \x01(\r"8\n\x08Progress\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x10\n\x08progress\x18\x02 \x01(\x02\x12\x0c\n\x04\x64one\x18\x03 \x01(\x02"\xa6\x02\n\tTickReply\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12(\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x19.omni_loop.v1.ActionChunk\x12-\n\x06\x66rames\x18\x04 \x01(\x0b\x32\x1d.omni_loop.v1.FramePrediction\x12(\n\x08progress\x18\x05 \x01(\x0b\x32\x16.omni_loop.v1.Progress\x12&\n\x07timings\x18\x06 \x01(\x0b\x32\x15.omni_loop.v1.Timings\x12)\n\x0c\x66rames_error\x18\x07 \x01(\x0b\x32\x13.omni_loop.v1.Error\x12\'\n\x04plan\x18\x08 \x01(\x0b\x32\x19.omni_loop.v1.PlanSummary"&\n\x07Skipped\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t"\x91\x01\n\x05\x45rror\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x11\n\tretryable\x18\x04 \x01(\x08\x12\x0c\n\x04text\x18\x05 \x01(\t\x12\r\n\x05\x65poch\x18\x06 \x01(\x04\x12\x16\n\x0eretry_after_ms\x18\x07 \x01(\x01\x12\x15\n\rmissing_bytes\x18\x08 \x01(\x04"3\n\x06\x41ttach\x12)\n\x07session\x18\x01 \x01(\x0b\x32\x18.omni_loop.v1.SessionRef"+\n\x08\x41ttached\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x10\n\x08last_seq\x18\x02 \x01(\x04"\xe2\x02\n\rClientMessage\x12&\n\x06\x61ttach\x18\x01 \x01(\x0b\x32\x14.omni_loop.v1.AttachH\x00\x12\x30\n\x0bobservation\x18\x02 \x01(\x0b\x32\x19.omni_loop.v1.ObservationH\x00\x12/\n\x07predict\x18\x03 \x01(\x0b\x32\x1c.omni_loop.v1.PredictRequestH\x00\x12\x37\n\x0brecondition\x18\x04 \x01(\x0b\x32 .omni_loop.v1.ReconditionRequestH\x00\x12+\n\x05reset\x18\x05 \x01(\x0b\x32\x1a.omni_loop.v1.ResetRequestH\x00\x12)\n\x04plan\x18\x06 \x01(\x0b\x32\x19.omni_loop.v1.PlanRequestH\x00\x12-\n\x06rewind\x18\x07 \x01(\x0b\x32\x1b.omni_loop.v1.RewindRequestH\x00\x42\x06\n\x04kind"\xd9\x02\n\rServerMessage\x12*\n\x08\x61ttached\x18\x01 \x01(\x0b\x32\x16.omni_loop.v1.AttachedH\x00\x12\'\n\x04tick\x18\x02 \x01(\x0b\x32\x17.omni_loop.v1.TickReplyH\x00\x12/\n\x06\x66rames\x18\x03 \x01(\x0b\x32\x1d.omni_loop.v1.FramePredictionH\x00\x12(\n\x07skipped\x18\x04 \x01(\x0b\x32\x15.omni_loop.v1.SkippedH\x00\x12$\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x13.omni_loop.v1.ErrorH\x00\x12)\n\x05reset\x18\x06 \x01(\x0b\x32\x18.omni_loop.v1.ResetReplyH\x00\x12\x12\n\x08\x64raining\x18\x07 \x01(\tH\x00\x12+\n\x06rewind\x18\x08 \x01(\x0b\x32\x19.omni_loop.v1.RewindReplyH\x00\x42\x06\n\x04kind*\x87\x01\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x44TYPE_UINT8\x10\x01\x12\x0f\n\x0b\x44TYPE_INT32\x10\x02\x12\x0f\n\x0b\x44TYPE_INT64\x10\x03\x12\x11\n\rDTYPE_FLOAT32\x10\x04\x12\x11\n\rDTYPE_FLOAT64\x10\x05\x12\x0e\n\nDTYPE_BOOL\x10\x06*A\n\x08\x45ncoding\x12\x10\n\x0c\x45NCODING_RAW\x10\x00\x12\x10\n\x0c\x45NCODING_PNG\x10\x01\x12\x11\n\rENCODING_JPEG\x10\x02\x32\xe4\x07\n\x04Loop\x12U\n\rGetServerInfo\x12".omni_loop.v1.GetServerInfoRequest\x1a .omni_loop.v1.GetServerInfoReply\x12O\n\x0bOpenSession\x12 .omni_loop.v1.OpenSessionRequest\x1a\x1e.omni_loop.v1.OpenSessionReply\x12\x46\n\x06Stream\x12\x1b.omni_loop.v1.ClientMessage\x1a\x1b.omni_loop.v1.ServerMessage(\x01\x30\x01\x12<\n\x05Infer\x12\x1a.omni_loop.v1.InferRequest\x1a\x17.omni_loop.v1.TickReply\x12@\n\x07Predict\x12\x1c.omni_loop.v1.PredictRequest\x1a\x17.omni_loop.v1.TickReply\x12H\n\x0bRecondition\x12 .omni_loop.v1.ReconditionRequest\x1a\x17.omni_loop.v1.TickReply\x12=\n\x05Reset\x12\x1a.omni_loop.v1.ResetRequest\x1a\x18.omni_loop.v1.ResetReply\x12=\n\x05\x43lose\x12\x1a.omni_loop.v1.CloseRequest\x1a\x18.omni_loop.v1.CloseReply\x12\x41\n\x04\x46ork\x12\x19.omni_loop.v1.ForkRequest\x1a\x1e.omni_loop.v1.OpenSessionReply\x12@\n\x06Rewind\x12\x1b.omni_loop.v1.RewindRequest\x1a\x19.omni_loop.v1.RewindReply\x12\x46\n\x08Snapshot\x12\x1d.omni_loop.v1.SnapshotRequest\x1a\x1b.omni_loop.v1.SnapshotReply\x12G\n\x07Restore\x12\x1c.omni_loop.v1.RestoreRequest\x1a\x1e.omni_loop.v1.OpenSessionReply\x12:\n\x04Plan\x12\x19.omni_loop.v1.PlanRequest\x1a\x17.omni_loop.v1.TickReply\x12R\n\x0cListSessions\x12!.omni_loop.v1.ListSessionsRequest\x1a\x1f.omni_loop.v1.ListSessionsReplyb\x06proto3'
-)
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19omni_loop/wire/loop.proto\x12\x0comni_loop.v1\"s\n\x06Tensor\x12\"\n\x05\x64type\x18\x01 \x01(\x0e\x32\x13.omni_loop.v1.DType\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12(\n\x08\x65ncoding\x18\x04 \x01(\x0e\x32\x16.omni_loop.v1.Encoding\"\xcb\x01\n\tArraySpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x05\x64type\x18\x02 \x01(\x0e\x32\x13.omni_loop.v1.DType\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x0c\n\x04unit\x18\x04 \x01(\t\x12\x10\n\x03low\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\x04high\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x10\n\x08optional\x18\x07 \x01(\x08\x12\x12\n\nmax_length\x18\x08 \x01(\x03\x12\x13\n\x0b\x64\x65scription\x18\t \x01(\tB\x06\n\x04_lowB\x07\n\x05_high\"\xcd\x02\n\x0bSessionSpec\x12\x10\n\x08pipeline\x18\x01 \x01(\t\x12-\n\x0cobservations\x18\x02 \x03(\x0b\x32\x17.omni_loop.v1.ArraySpec\x12\'\n\x06\x61\x63tion\x18\x03 \x01(\x0b\x32\x17.omni_loop.v1.ArraySpec\x12\x0f\n\x07horizon\x18\x04 \x01(\r\x12\x19\n\x11\x65xecution_horizon\x18\x05 \x01(\r\x12\x12\n\ncontrol_hz\x18\x06 \x01(\x01\x12\x0b\n\x03ops\x18\x07 \x03(\t\x12&\n\x05\x66rame\x18\x08 \x01(\x0b\x32\x17.omni_loop.v1.ArraySpec\x12\x13\n\x0bmax_predict\x18\t \x01(\r\x12\x0e\n\x06prompt\x18\n \x01(\x08\x12\x15\n\rnormalisation\x18\x0b \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x0c \x01(\t\x12\x0e\n\x06\x64igest\x18\r \x01(\t\"\xae\x01\n\x06Limits\x12\x19\n\x11max_message_bytes\x18\x01 \x01(\x04\x12\x18\n\x10max_tensor_bytes\x18\x02 \x01(\x04\x12\x13\n\x0bmax_tensors\x18\x03 \x01(\r\x12\x10\n\x08max_rank\x18\x04 \x01(\r\x12\x18\n\x10max_image_pixels\x18\x05 \x01(\x04\x12\x18\n\x10max_prompt_bytes\x18\x06 \x01(\r\x12\x14\n\x0cmax_sessions\x18\x07 \x01(\r\"\x16\n\x14GetServerInfoRequest\"\x9a\x01\n\x12GetServerInfoReply\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08protocol\x18\x02 \x01(\t\x12,\n\tpipelines\x18\x03 \x03(\x0b\x32\x19.omni_loop.v1.SessionSpec\x12$\n\x06limits\x18\x04 \x01(\x0b\x32\x14.omni_loop.v1.Limits\x12\r\n\x05ready\x18\x05 \x01(\x08\"\xf1\x01\n\x12OpenSessionRequest\x12\x10\n\x08pipeline\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x01(\t\x12\x11\n\x04seed\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x18\n\x10observation_keys\x18\x04 \x03(\t\x12\x13\n\x0bspec_digest\x18\x05 \x01(\t\x12>\n\x07options\x18\x06 \x03(\x0b\x32-.omni_loop.v1.OpenSessionRequest.OptionsEntry\x1a.\n\x0cOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x07\n\x05_seed\"\xb9\x01\n\x10OpenSessionReply\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x14\n\x0cresume_token\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\'\n\x04spec\x18\x05 \x01(\x0b\x32\x19.omni_loop.v1.SessionSpec\x12\x18\n\x10observation_keys\x18\x06 \x03(\t\x12\x10\n\x08last_seq\x18\x07 \x01(\x04\x12\x0c\n\x04step\x18\x08 \x01(\x03\"3\n\nSessionRef\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x14\n\x0cresume_token\x18\x02 \x01(\t\"\x98\x02\n\x0bObservation\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x35\n\x06\x61rrays\x18\x03 \x03(\x0b\x32%.omni_loop.v1.Observation.ArraysEntry\x12&\n\x08\x65xecuted\x18\x04 \x01(\x0b\x32\x14.omni_loop.v1.Tensor\x12\x13\n\x0b\x63\x61ptured_ns\x18\x05 \x01(\x04\x12\x0e\n\x06\x66rames\x18\x06 \x01(\r\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x07 \x01(\x01\x12\x10\n\x08previews\x18\x08 \x01(\x08\x1a\x43\n\x0b\x41rraysEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12#\n\x05value\x18\x02 \x01(\x0b\x32\x14.omni_loop.v1.Tensor:\x02\x38\x01\"i\n\x0cInferRequest\x12)\n\x07session\x18\x01 \x01(\x0b\x32\x18.omni_loop.v1.SessionRef\x12.\n\x0bobservation\x18\x02 \x01(\x0b\x32\x19.omni_loop.v1.Observation\"\xa5\x01\n\x0ePredictRequest\x12)\n\x07session\x18\x01 \x01(\x0b\x32\x18.omni_loop.v1.SessionRef\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12%\n\x07\x61\x63tions\x18\x03 \x01(\x0b\x32\x14.omni_loop.v1.Tensor\x12\r\n\x05steps\x18\x04 \x01(\r\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x05 \x01(\x01\x12\x10\n\x08previews\x18\x06 \x01(\x08\"\xa0\x02\n\x12ReconditionRequest\x12)\n\x07session\x18\x01 \x01(\x0b\x32\x18.omni_loop.v1.SessionRef\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x12\n\nfirst_step\x18\x03 \x01(\x03\x12<\n\x06\x61rrays\x18\x04 \x03(\x0b\x32,.omni_loop.v1.ReconditionRequest.ArraysEntry\x12&\n\x08\x65xecuted\x18\x05 \x01(\x0b\x32\x14.omni_loop.v1.Tensor\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x06 \x01(\x01\x1a\x43\n\x0b\x41rraysEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12#\n\x05value\x18\x02 \x01(\x0b\x32\x14.omni_loop.v1.Tensor:\x02\x38\x01\"u\n\x0cResetRequest\x12)\n\x07session\x18\x01 \x01(\x0b\x32\x18.omni_loop.v1.SessionRef\x12\x11\n\x04seed\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x13\n\x06prompt\x18\x03 \x01(\tH\x01\x88\x01\x01\x42\x07\n\x05_seedB\t\n\x07_prompt\"\x1b\n\nResetReply\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"9\n\x0c\x43loseRequest\x12)\n\x07session\x18\x01 \x01(\x0b\x32\x18.omni_loop.v1.SessionRef\"\x0c\n\nCloseReply\"T\n\x0b\x46orkRequest\x12)\n\x07session\x18\x01 \x01(\x0b\x32\x18.omni_loop.v1.SessionRef\x12\x11\n\x04seed\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x07\n\x05_seed\"H\n\rRewindRequest\x12)\n\x07session\x18\x01 \x01(\x0b\x32\x18.omni_loop.v1.SessionRef\x12\x0c\n\x04step\x18\x02 \x01(\x03\"*\n\x0bRewindReply\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x03\"J\n\x0fSnapshotRequest\x12)\n\x07session\x18\x01 \x01(\x0b\x32\x18.omni_loop.v1.SessionRef\x12\x0c\n\x04name\x18\x02 \x01(\t\"\x1e\n\rSnapshotReply\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\"\x1e\n\x0eRestoreRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\xb7\x02\n\x0bPlanRequest\x12)\n\x07session\x18\x01 \x01(\x0b\x32\x18.omni_loop.v1.SessionRef\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x14\n\x07horizon\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x17\n\ncandidates\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x17\n\niterations\x18\x05 \x01(\rH\x02\x88\x01\x01\x12\x0e\n\x06method\x18\x06 \x01(\t\x12\x11\n\tbudget_ms\x18\x07 \x01(\x01\x12\"\n\x04goal\x18\x08 \x01(\x0b\x32\x14.omni_loop.v1.Tensor\x12\"\n\x04init\x18\t \x01(\x0b\x32\x14.omni_loop.v1.Tensor\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\n \x01(\x01\x42\n\n\x08_horizonB\r\n\x0b_candidatesB\r\n\x0b_iterations\"}\n\x0bPlanSummary\x12\x0c\n\x04\x63ost\x18\x01 \x01(\x01\x12\x12\n\nfirst_cost\x18\x02 \x01(\x01\x12\x12\n\ncandidates\x18\x03 \x01(\r\x12\x12\n\niterations\x18\x04 \x01(\r\x12\x0f\n\x07horizon\x18\x05 \x01(\r\x12\x13\n\x0bout_of_time\x18\x06 \x01(\x08\"A\n\x13ListSessionsRequest\x12*\n\x08sessions\x18\x01 \x03(\x0b\x32\x18.omni_loop.v1.SessionRef\"\xaf\x01\n\x11ListSessionsReply\x12;\n\x06\x63ounts\x18\x01 \x03(\x0b\x32+.omni_loop.v1.ListSessionsReply.CountsEntry\x12.\n\x08sessions\x18\x02 \x03(\x0b\x32\x1c.omni_loop.v1.SessionSummary\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"q\n\x0eSessionSummary\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x10\n\x08pipeline\x18\x02 \x01(\t\x12\r\n\x05phase\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x0c\n\x04step\x18\x05 \x01(\x03\x12\x10\n\x08last_seq\x18\x06 \x01(\x04\"\xa8\x01\n\x07Timings\x12\x10\n\x08total_ms\x18\x01 \x01(\x01\x12\x10\n\x08model_ms\x18\x02 \x01(\x01\x12\x10\n\x08queue_ms\x18\x03 \x01(\x01\x12\x36\n\tstages_ms\x18\x04 \x03(\x0b\x32#.omni_loop.v1.Timings.StagesMsEntry\x1a/\n\rStagesMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"a\n\x0b\x41\x63tionChunk\x12\x12\n\nfirst_step\x18\x01 \x01(\x03\x12%\n\x07\x61\x63tions\x18\x02 \x01(\x0b\x32\x14.omni_loop.v1.Tensor\x12\x17\n\x0fpolicy_revision\x18\x03 \x01(\t\"\xcf\x01\n\x0f\x46ramePrediction\x12\x12\n\nfirst_step\x18\x01 \x01(\x03\x12$\n\x06\x66rames\x18\x02 \x01(\x0b\x32\x14.omni_loop.v1.Tensor\x12#\n\x05scene\x18\x03 \x01(\x0b\x32\x14.omni_loop.v1.Tensor\x12\x0f\n\x07preview\x18\x04 \x01(\x08\x12\x0b\n\x03seq\x18\x05 \x01(\x04\x12\r\n\x05\x65poch\x18\x06 \x01(\x04\x12\"\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x13.omni_loop.v1.Error\x12\x0c\n\x04part\x18\x08 \x01(\r\"8\n\x08Progress\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x10\n\x08progress\x18\x02 \x01(\x02\x12\x0c\n\x04\x64one\x18\x03 \x01(\x02\"\xa6\x02\n\tTickReply\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12(\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x19.omni_loop.v1.ActionChunk\x12-\n\x06\x66rames\x18\x04 \x01(\x0b\x32\x1d.omni_loop.v1.FramePrediction\x12(\n\x08progress\x18\x05 \x01(\x0b\x32\x16.omni_loop.v1.Progress\x12&\n\x07timings\x18\x06 \x01(\x0b\x32\x15.omni_loop.v1.Timings\x12)\n\x0c\x66rames_error\x18\x07 \x01(\x0b\x32\x13.omni_loop.v1.Error\x12\'\n\x04plan\x18\x08 \x01(\x0b\x32\x19.omni_loop.v1.PlanSummary\"&\n\x07Skipped\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x91\x01\n\x05\x45rror\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x11\n\tretryable\x18\x04 \x01(\x08\x12\x0c\n\x04text\x18\x05 \x01(\t\x12\r\n\x05\x65poch\x18\x06 \x01(\x04\x12\x16\n\x0eretry_after_ms\x18\x07 \x01(\x01\x12\x15\n\rmissing_bytes\x18\x08 \x01(\x04\"3\n\x06\x41ttach\x12)\n\x07session\x18\x01 \x01(\x0b\x32\x18.omni_loop.v1.SessionRef\"+\n\x08\x41ttached\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x10\n\x08last_seq\x18\x02 \x01(\x04\"\xe2\x02\n\rClientMessage\x12&\n\x06\x61ttach\x18\x01 \x01(\x0b\x32\x14.omni_loop.v1.AttachH\x00\x12\x30\n\x0bobservation\x18\x02 \x01(\x0b\x32\x19.omni_loop.v1.ObservationH\x00\x12/\n\x07predict\x18\x03 \x01(\x0b\x32\x1c.omni_loop.v1.PredictRequestH\x00\x12\x37\n\x0brecondition\x18\x04 \x01(\x0b\x32 .omni_loop.v1.ReconditionRequestH\x00\x12+\n\x05reset\x18\x05 \x01(\x0b\x32\x1a.omni_loop.v1.ResetRequestH\x00\x12)\n\x04plan\x18\x06 \x01(\x0b\x32\x19.omni_loop.v1.PlanRequestH\x00\x12-\n\x06rewind\x18\x07 \x01(\x0b\x32\x1b.omni_loop.v1.RewindRequestH\x00\x42\x06\n\x04kind\"\xd9\x02\n\rServerMessage\x12*\n\x08\x61ttached\x18\x01 \x01(\x0b\x32\x16.omni_loop.v1.AttachedH\x00\x12\'\n\x04tick\x18\x02 \x01(\x0b\x32\x17.omni_loop.v1.TickReplyH\x00\x12/\n\x06\x66rames\x18\x03 \x01(\x0b\x32\x1d.omni_loop.v1.FramePredictionH\x00\x12(\n\x07skipped\x18\x04 \x01(\x0b\x32\x15.omni_loop.v1.SkippedH\x00\x12$\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x13.omni_loop.v1.ErrorH\x00\x12)\n\x05reset\x18\x06 \x01(\x0b\x32\x18.omni_loop.v1.ResetReplyH\x00\x12\x12\n\x08\x64raining\x18\x07 \x01(\tH\x00\x12+\n\x06rewind\x18\x08 \x01(\x0b\x32\x19.omni_loop.v1.RewindReplyH\x00\x42\x06\n\x04kind*\x87\x01\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x44TYPE_UINT8\x10\x01\x12\x0f\n\x0b\x44TYPE_INT32\x10\x02\x12\x0f\n\x0b\x44TYPE_INT64\x10\x03\x12\x11\n\rDTYPE_FLOAT32\x10\x04\x12\x11\n\rDTYPE_FLOAT64\x10\x05\x12\x0e\n\nDTYPE_BOOL\x10\x06*A\n\x08\x45ncoding\x12\x10\n\x0c\x45NCODING_RAW\x10\x00\x12\x10\n\x0c\x45NCODING_PNG\x10\x01\x12\x11\n\rENCODING_JPEG\x10\x02\x32\xe4\x07\n\x04Loop\x12U\n\rGetServerInfo\x12\".omni_loop.v1.GetServerInfoRequest\x1a .omni_loop.v1.GetServerInfoReply\x12O\n\x0bOpenSession\x12 .omni_loop.v1.OpenSessionRequest\x1a\x1e.omni_loop.v1.OpenSessionReply\x12\x46\n\x06Stream\x12\x1b.omni_loop.v1.ClientMessage\x1a\x1b.omni_loop.v1.ServerMessage(\x01\x30\x01\x12<\n\x05Infer\x12\x1a.omni_loop.v1.InferRequest\x1a\x17.omni_loop.v1.TickReply\x12@\n\x07Predict\x12\x1c.omni_loop.v1.PredictRequest\x1a\x17.omni_loop.v1.TickReply\x12H\n\x0bRecondition\x12 .omni_loop.v1.ReconditionRequest\x1a\x17.omni_loop.v1.TickReply\x12=\n\x05Reset\x12\x1a.omni_loop.v1.ResetRequest\x1a\x18.omni_loop.v1.ResetReply\x12=\n\x05\x43lose\x12\x1a.omni_loop.v1.CloseRequest\x1a\x18.omni_loop.v1.CloseReply\x12\x41\n\x04\x46ork\x12\x19.omni_loop.v1.ForkRequest\x1a\x1e.omni_loop.v1.OpenSessionReply\x12@\n\x06Rewind\x12\x1b.omni_loop.v1.RewindRequest\x1a\x19.omni_loop.v1.RewindReply\x12\x46\n\x08Snapshot\x12\x1d.omni_loop.v1.SnapshotRequest\x1a\x1b.omni_loop.v1.SnapshotReply\x12G\n\x07Restore\x12\x1c.omni_loop.v1.RestoreRequest\x1a\x1e.omni_loop.v1.OpenSessionReply\x12:\n\x04Plan\x12\x19.omni_loop.v1.PlanRequest\x1a\x17.omni_loop.v1.TickReply\x12R\n\x0cListSessions\x12!.omni_loop.v1.ListSessionsRequest\x1a\x1f.omni_loop.v1.ListSessionsReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "omni_loop.wire.loop_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'omni_loop.wire.loop_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_OPENSESSIONREQUEST_OPTIONSENTRY"]._loaded_options = None
-    _globals["_OPENSESSIONREQUEST_OPTIONSENTRY"]._serialized_options = b"8\001"
-    _globals["_OBSERVATION_ARRAYSENTRY"]._loaded_options = None
-    _globals["_OBSERVATION_ARRAYSENTRY"]._serialized_options = b"8\001"
-    _globals["_RECONDITIONREQUEST_ARRAYSENTRY"]._loaded_options = None
-    _globals["_RECONDITIONREQUEST_ARRAYSENTRY"]._serialized_options = b"8\001"
-    _globals["_LISTSESSIONSREPLY_COUNTSENTRY"]._loaded_options = None
-    _globals["_LISTSESSIONSREPLY_COUNTSENTRY"]._serialized_options = b"8\001"
-    _globals["_TIMINGS_STAGESMSENTRY"]._loaded_options = None
-    _globals["_TIMINGS_STAGESMSENTRY"]._serialized_options = b"8\001"
-    _globals["_DTYPE"]._serialized_start = 5587
-    _globals["_DTYPE"]._serialized_end = 5722
-    _globals["_ENCODING"]._serialized_start = 5724
-    _globals["_ENCODING"]._serialized_end = 5789
-    _globals["_TENSOR"]._serialized_start = 43
-    _globals["_TENSOR"]._serialized_end = 158
-    _globals["_ARRAYSPEC"]._serialized_start = 161
-    _globals["_ARRAYSPEC"]._serialized_end = 364
-    _globals["_SESSIONSPEC"]._serialized_start = 367
-    _globals["_SESSIONSPEC"]._serialized_end = 700
-    _globals["_LIMITS"]._serialized_start = 703
-    _globals["_LIMITS"]._serialized_end = 877
-    _globals["_GETSERVERINFOREQUEST"]._serialized_start = 879
-    _globals["_GETSERVERINFOREQUEST"]._serialized_end = 901
-    _globals["_GETSERVERINFOREPLY"]._serialized_start = 904
-    _globals["_GETSERVERINFOREPLY"]._serialized_end = 1058
-    _globals["_OPENSESSIONREQUEST"]._serialized_start = 1061
-    _globals["_OPENSESSIONREQUEST"]._serialized_end = 1302
-    _globals["_OPENSESSIONREQUEST_OPTIONSENTRY"]._serialized_start = 1247
-    _globals["_OPENSESSIONREQUEST_OPTIONSENTRY"]._serialized_end = 1293
-    _globals["_OPENSESSIONREPLY"]._serialized_start = 1305
-    _globals["_OPENSESSIONREPLY"]._serialized_end = 1490
-    _globals["_SESSIONREF"]._serialized_start = 1492
-    _globals["_SESSIONREF"]._serialized_end = 1543
-    _globals["_OBSERVATION"]._serialized_start = 1546
-    _globals["_OBSERVATION"]._serialized_end = 1826
-    _globals["_OBSERVATION_ARRAYSENTRY"]._serialized_start = 1759
-    _globals["_OBSERVATION_ARRAYSENTRY"]._serialized_end = 1826
-    _globals["_INFERREQUEST"]._serialized_start = 1828
-    _globals["_INFERREQUEST"]._serialized_end = 1933
-    _globals["_PREDICTREQUEST"]._serialized_start = 1936
-    _globals["_PREDICTREQUEST"]._serialized_end = 2101
-    _globals["_RECONDITIONREQUEST"]._serialized_start = 2104
-    _globals["_RECONDITIONREQUEST"]._serialized_end = 2392
-    _globals["_RECONDITIONREQUEST_ARRAYSENTRY"]._serialized_start = 1759
-    _globals["_RECONDITIONREQUEST_ARRAYSENTRY"]._serialized_end = 1826
-    _globals["_RESETREQUEST"]._serialized_start = 2394
-    _globals["_RESETREQUEST"]._serialized_end = 2511
-    _globals["_RESETREPLY"]._serialized_start = 2513
-    _globals["_RESETREPLY"]._serialized_end = 2540
-    _globals["_CLOSEREQUEST"]._serialized_start = 2542
-    _globals["_CLOSEREQUEST"]._serialized_end = 2599
-    _globals["_CLOSEREPLY"]._serialized_start = 2601
-    _globals["_CLOSEREPLY"]._serialized_end = 2613
-    _globals["_FORKREQUEST"]._serialized_start = 2615
-    _globals["_FORKREQUEST"]._serialized_end = 2699
-    _globals["_REWINDREQUEST"]._serialized_start = 2701
-    _globals["_REWINDREQUEST"]._serialized_end = 2773
-    _globals["_REWINDREPLY"]._serialized_start = 2775
-    _globals["_REWINDREPLY"]._serialized_end = 2817
-    _globals["_SNAPSHOTREQUEST"]._serialized_start = 2819
-    _globals["_SNAPSHOTREQUEST"]._serialized_end = 2893
-    _globals["_SNAPSHOTREPLY"]._serialized_start = 2895
-    _globals["_SNAPSHOTREPLY"]._serialized_end = 2925
-    _globals["_RESTOREREQUEST"]._serialized_start = 2927
-    _globals["_RESTOREREQUEST"]._serialized_end = 2957
-    _globals["_PLANREQUEST"]._serialized_start = 2960
-    _globals["_PLANREQUEST"]._serialized_end = 3271
-    _globals["_PLANSUMMARY"]._serialized_start = 3273
-    _globals["_PLANSUMMARY"]._serialized_end = 3398
-    _globals["_LISTSESSIONSREQUEST"]._serialized_start = 3400
-    _globals["_LISTSESSIONSREQUEST"]._serialized_end = 3465
-    _globals["_LISTSESSIONSREPLY"]._serialized_start = 3468
-    _globals["_LISTSESSIONSREPLY"]._serialized_end = 3643
-    _globals["_LISTSESSIONSREPLY_COUNTSENTRY"]._serialized_start = 3598
-    _globals["_LISTSESSIONSREPLY_COUNTSENTRY"]._serialized_end = 3643
-    _globals["_SESSIONSUMMARY"]._serialized_start = 3645
-    _globals["_SESSIONSUMMARY"]._serialized_end = 3758
-    _globals["_TIMINGS"]._serialized_start = 3761
-    _globals["_TIMINGS"]._serialized_end = 3929
-    _globals["_TIMINGS_STAGESMSENTRY"]._serialized_start = 3882
-    _globals["_TIMINGS_STAGESMSENTRY"]._serialized_end = 3929
-    _globals["_ACTIONCHUNK"]._serialized_start = 3931
-    _globals["_ACTIONCHUNK"]._serialized_end = 4028
-    _globals["_FRAMEPREDICTION"]._serialized_start = 4031
-    _globals["_FRAMEPREDICTION"]._serialized_end = 4238
-    _globals["_PROGRESS"]._serialized_start = 4240
-    _globals["_PROGRESS"]._serialized_end = 4296
-    _globals["_TICKREPLY"]._serialized_start = 4299
-    _globals["_TICKREPLY"]._serialized_end = 4593
-    _globals["_SKIPPED"]._serialized_start = 4595
-    _globals["_SKIPPED"]._serialized_end = 4633
-    _globals["_ERROR"]._serialized_start = 4636
-    _globals["_ERROR"]._serialized_end = 4781
-    _globals["_ATTACH"]._serialized_start = 4783
-    _globals["_ATTACH"]._serialized_end = 4834
-    _globals["_ATTACHED"]._serialized_start = 4836
-    _globals["_ATTACHED"]._serialized_end = 4879
-    _globals["_CLIENTMESSAGE"]._serialized_start = 4882
-    _globals["_CLIENTMESSAGE"]._serialized_end = 5236
-    _globals["_SERVERMESSAGE"]._serialized_start = 5239
-    _globals["_SERVERMESSAGE"]._serialized_end = 5584
-    _globals["_LOOP"]._serialized_start = 5792
-    _globals["_LOOP"]._serialized_end = 6788
+  DESCRIPTOR._loaded_options = None
+  _globals['_OPENSESSIONREQUEST_OPTIONSENTRY']._loaded_options = None
+  _globals['_OPENSESSIONREQUEST_OPTIONSENTRY']._serialized_options = b'8\001'
+  _globals['_OBSERVATION_ARRAYSENTRY']._loaded_options = None
+  _globals['_OBSERVATION_ARRAYSENTRY']._serialized_options = b'8\001'
+  _globals['_RECONDITIONREQUEST_ARRAYSENTRY']._loaded_options = None
+  _globals['_RECONDITIONREQUEST_ARRAYSENTRY']._serialized_options = b'8\001'
+  _globals['_LISTSESSIONSREPLY_COUNTSENTRY']._loaded_options = None
+  _globals['_LISTSESSIONSREPLY_COUNTSENTRY']._serialized_options = b'8\001'
+  _globals['_TIMINGS_STAGESMSENTRY']._loaded_options = None
+  _globals['_TIMINGS_STAGESMSENTRY']._serialized_options = b'8\001'
+  _globals['_DTYPE']._serialized_start=5587
+  _globals['_DTYPE']._serialized_end=5722
+  _globals['_ENCODING']._serialized_start=5724
+  _globals['_ENCODING']._serialized_end=5789
+  _globals['_TENSOR']._serialized_start=43
+  _globals['_TENSOR']._serialized_end=158
+  _globals['_ARRAYSPEC']._serialized_start=161
+  _globals['_ARRAYSPEC']._serialized_end=364
+  _globals['_SESSIONSPEC']._serialized_start=367
+  _globals['_SESSIONSPEC']._serialized_end=700
+  _globals['_LIMITS']._serialized_start=703
+  _globals['_LIMITS']._serialized_end=877
+  _globals['_GETSERVERINFOREQUEST']._serialized_start=879
+  _globals['_GETSERVERINFOREQUEST']._serialized_end=901
+  _globals['_GETSERVERINFOREPLY']._serialized_start=904
+  _globals['_GETSERVERINFOREPLY']._serialized_end=1058
+  _globals['_OPENSESSIONREQUEST']._serialized_start=1061
+  _globals['_OPENSESSIONREQUEST']._serialized_end=1302
+  _globals['_OPENSESSIONREQUEST_OPTIONSENTRY']._serialized_start=1247
+  _globals['_OPENSESSIONREQUEST_OPTIONSENTRY']._serialized_end=1293
+  _globals['_OPENSESSIONREPLY']._serialized_start=1305
+  _globals['_OPENSESSIONREPLY']._serialized_end=1490
+  _globals['_SESSIONREF']._serialized_start=1492
+  _globals['_SESSIONREF']._serialized_end=1543
+  _globals['_OBSERVATION']._serialized_start=1546
+  _globals['_OBSERVATION']._serialized_end=1826
+  _globals['_OBSERVATION_ARRAYSENTRY']._serialized_start=1759
+  _globals['_OBSERVATION_ARRAYSENTRY']._serialized_end=1826
+  _globals['_INFERREQUEST']._serialized_start=1828
+  _globals['_INFERREQUEST']._serialized_end=1933
+  _globals['_PREDICTREQUEST']._serialized_start=1936
+  _globals['_PREDICTREQUEST']._serialized_end=2101
+  _globals['_RECONDITIONREQUEST']._serialized_start=2104
+  _globals['_RECONDITIONREQUEST']._serialized_end=2392
+  _globals['_RECONDITIONREQUEST_ARRAYSENTRY']._serialized_start=1759
+  _globals['_RECONDITIONREQUEST_ARRAYSENTRY']._serialized_end=1826
+  _globals['_RESETREQUEST']._serialized_start=2394
+  _globals['_RESETREQUEST']._serialized_end=2511
+  _globals['_RESETREPLY']._serialized_start=2513
+  _globals['_RESETREPLY']._serialized_end=2540
+  _globals['_CLOSEREQUEST']._serialized_start=2542
+  _globals['_CLOSEREQUEST']._serialized_end=2599
+  _globals['_CLOSEREPLY']._serialized_start=2601
+  _globals['_CLOSEREPLY']._serialized_end=2613
+  _globals['_FORKREQUEST']._serialized_start=2615
+  _globals['_FORKREQUEST']._serialized_end=2699
+  _globals['_REWINDREQUEST']._serialized_start=2701
+  _globals['_REWINDREQUEST']._serialized_end=2773
+  _globals['_REWINDREPLY']._serialized_start=2775
+  _globals['_REWINDREPLY']._serialized_end=2817
+  _globals['_SNAPSHOTREQUEST']._serialized_start=2819
+  _globals['_SNAPSHOTREQUEST']._serialized_end=2893
+  _globals['_SNAPSHOTREPLY']._serialized_start=2895
+  _globals['_SNAPSHOTREPLY']._serialized_end=2925
+  _globals['_RESTOREREQUEST']._serialized_start=2927
+  _globals['_RESTOREREQUEST']._serialized_end=2957
+  _globals['_PLANREQUEST']._serialized_start=2960
+  _globals['_PLANREQUEST']._serialized_end=3271
+  _globals['_PLANSUMMARY']._serialized_start=3273
+  _globals['_PLANSUMMARY']._serialized_end=3398
+  _globals['_LISTSESSIONSREQUEST']._serialized_start=3400
+  _globals['_LISTSESSIONSREQUEST']._serialized_end=3465
+  _globals['_LISTSESSIONSREPLY']._serialized_start=3468
+  _globals['_LISTSESSIONSREPLY']._serialized_end=3643
+  _globals['_LISTSESSIONSREPLY_COUNTSENTRY']._serialized_start=3598
+  _globals['_LISTSESSIONSREPLY_COUNTSENTRY']._serialized_end=3643
+  _globals['_SESSIONSUMMARY']._serialized_start=3645
+  _globals['_SESSIONSUMMARY']._serialized_end=3758
+  _globals['_TIMINGS']._serialized_start=3761
+  _globals['_TIMINGS']._serialized_end=3929
+  _globals['_TIMINGS_STAGESMSENTRY']._serialized_start=3882
+  _globals['_TIMINGS_STAGESMSENTRY']._serialized_end=3929
+  _globals['_ACTIONCHUNK']._serialized_start=3931
+  _globals['_ACTIONCHUNK']._serialized_end=4028
+  _globals['_FRAMEPREDICTION']._serialized_start=4031
+  _globals['_FRAMEPREDICTION']._serialized_end=4238
+  _globals['_PROGRESS']._serialized_start=4240
+  _globals['_PROGRESS']._serialized_end=4296
+  _globals['_TICKREPLY']._serialized_start=4299
+  _globals['_TICKREPLY']._serialized_end=4593
+  _globals['_SKIPPED']._serialized_start=4595
+  _globals['_SKIPPED']._serialized_end=4633
+  _globals['_ERROR']._serialized_start=4636
+  _globals['_ERROR']._serialized_end=4781
+  _globals['_ATTACH']._serialized_start=4783
+  _globals['_ATTACH']._serialized_end=4834
+  _globals['_ATTACHED']._serialized_start=4836
+  _globals['_ATTACHED']._serialized_end=4879
+  _globals['_CLIENTMESSAGE']._serialized_start=4882
+  _globals['_CLIENTMESSAGE']._serialized_end=5236
+  _globals['_SERVERMESSAGE']._serialized_start=5239
+  _globals['_SERVERMESSAGE']._serialized_end=5584
+  _globals['_LOOP']._serialized_start=5792
+  _globals['_LOOP']._serialized_end=6788
 # @@protoc_insertion_point(module_scope)

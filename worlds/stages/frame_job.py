@@ -100,7 +100,7 @@ class FrameJob:
         return self.context.position[self.row]
 
     def end_step(self, x: Tensor, guess: Tensor) -> None:
-        """A denoise step of the present frame has led to ``x``; ``guess`` is where the model thinks that it will end."""
+        """A denoise step of the present frame has led to ``x``; ``guess`` is where the model thinks it will end."""
         self.present.x, self.present.steps = x, self.present.steps[1:]
         if self._guess is None:
             self._guess = guess
