@@ -18,7 +18,9 @@ STAGES = "omni_loop.stages"  # -> callable(**options) -> stage.Stage
 ENVS = "omni_loop.envs"  # -> callable(**options) -> env.Env
 DEMOS = "omni_loop.demos"  # -> training.demos.DemoSet
 TRAINERS = "omni_loop.trainers"  # -> training.recipe.Trainer
+ROLLOUT_TRAINERS = "omni_loop.rollout_trainers"  # -> callable as training.rollouts.RolloutTrainer
 CONTEXT_READERS = "omni_loop.context_readers"  # -> callable(checkpoints) that a policy's trainer reads context with
+KV_PROJECTIONS = "omni_loop.kv_projections"  # -> callable(checkpoints, device) -> callable(hidden) -> a context's KV
 COMMANDS = "omni_loop.commands"  # -> a typer app or a function, added to the command line
 
 _DISTRIBUTION = "omni-loop"

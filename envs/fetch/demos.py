@@ -67,7 +67,9 @@ def make_episode(job: tuple[str, int]) -> Episode:
     env, expert, rng = _env(), FetchExpert(), np.random.default_rng([seed, 5])
     env.reset(seed, keys=())
     scale = float(rng.choice(_NOISE)) if kind == "perturbed" else 0.0
-    states, actions, labels, there = [env.state], [], [], [False]
+    states, there = [env.state], [False]
+    actions: list[NDArray[np.float32]] = []
+    labels: list[NDArray[np.float32]] = []
     while len(actions) < _MAX_STEPS and not all(there[-_STAY - 1 :]):
         label = expert.act(env.state)
         noise = scale * rng.normal(size=4) * (rng.random() < 0.5) * [1, 1, 1, 0]

@@ -15,9 +15,9 @@ from typer.main import get_command
 
 from .. import config, registry
 from ..errors import OmniLoopError
-from . import output
+from . import output, recordings
 
-_ORDER = ("serve", "demo", "eval", "train", "demos", "bench", "check")
+_ORDER = ("serve", "demo", "eval", "train", "demos", "replay", "export", "view", "bench", "check")
 
 
 class _Commands(TyperGroup):
@@ -282,4 +282,6 @@ def check_board(
         raise typer.Exit(1)
 
 
+app.command()(recordings.replay)
+app.command()(recordings.export)
 app.add_typer(checks, name="check")
