@@ -7,6 +7,7 @@ says what each action leads to. The policy sees predicted frames, and the agent 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +24,20 @@ from .single import ImaginedEnv
 from .start import Start
 
 _RENDER_WIDTH = 384  # px, for people; a multiple of 16, as video wants
-_JUDGES: dict[str, tuple[Callable[[], Judge], str | None]] = {  # and what each calls its score
-    "coverage": (Coverage, "coverage"),
-    "progress": (Progress, "progress"),
-    "none": (lambda: indifferent, None),
-}
+_JUDGES: dict[str, Callable[[], Judge]] = {"coverage": Coverage, "progress": Progress, "none": lambda: indifferent}
+
+
+def _judge(name: str) -> Judge:
+    if name in _JUDGES:
+        return _JUDGES[name]()
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        raise UnknownName(f"no judge of imagined frames is called {name!r}.{nearest(name, _JUDGES)}")
+    try:
+        found: Judge = getattr(import_module(module), attribute)
+    except (ModuleNotFoundError, AttributeError) as e:
+        raise ConfigError(f"judge {name!r}: {e}") from None
+    return found
 
 
 class Imagined(BaseEnv):
@@ -35,7 +45,7 @@ class Imagined(BaseEnv):
     is started at the first reset and ends with the last env that uses it. ``start`` is the env that gives first
     observations, its action and its control rate: ``image`` is its key of the frames, ``agent`` that of the agent's
     position ``float32[2, 2]`` a step ago and now, which the scene's first point continues (empty: none is given).
-    ``judge``: coverage, progress or none.
+    ``judge``: coverage, progress, none, or ``module:attribute`` of one's own; the env's score is its ``score``.
     """
 
     name = "imagined"
@@ -54,10 +64,8 @@ class Imagined(BaseEnv):
         """Raises UnknownName for a start, key, judge or deployment that is not there; ConfigError for an agent of
         another shape. That the server has the pipeline is seen at the first reset."""
         super().__init__(max_steps)
-        if judge not in _JUDGES:
-            raise UnknownName(f"no judge of imagined frames is called {judge!r}.{nearest(judge, _JUDGES)}")
-        make, self.score = _JUDGES[judge]
-        self._judge = make()
+        self._judge = _judge(judge)
+        self.score = getattr(self._judge, "score", None)
         self._served = ServedWorld(address or deployment, world)
         self._start: Env = registry.build(registry.ENVS, start, {})
         self._image, self._agent_key = image, agent

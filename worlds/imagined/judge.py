@@ -51,7 +51,8 @@ class Verdict:
 
 
 class Judge(Protocol):
-    """Called from several threads by a vector env."""
+    """Called from several threads by a vector env. An attribute ``score``, if it has one, names the entry of ``info``
+    that says how near success is."""
 
     def __call__(self, seen: Seen) -> Verdict: ...
 
@@ -67,6 +68,8 @@ class Coverage:
     Reward and success are gym-pusht's; ``misfit`` is how far the points are from that T, in px, root mean square: a
     world model whose T has lost its shape shows here.
     """
+
+    score = "coverage"
 
     def __init__(self) -> None:
         try:
@@ -104,6 +107,8 @@ class Progress:
     """What the context model thinks of each frame: the pipeline's own, where it says, else the one at ``checkpoints``
     (none: the shipped one), which reads a frame as the tick behind its instruction. Reward is the progress, 0..1;
     a probability of done above ``done`` is success."""
+
+    score = "progress"
 
     def __init__(self, checkpoints: str = "", done: float = 0.5) -> None:
         self._checkpoints, self._done = checkpoints, done

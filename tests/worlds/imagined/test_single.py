@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import gymnasium
@@ -48,7 +49,7 @@ def test_an_episode_begins_at_its_last_real_frame_and_is_a_function_of_seed_and_
     env = make()
     first = rollout(env, 3, moves(4))
     assert (first[0] == begin(3).arrays["image"][-1]).all()
-    assert all((a != b).any() for a, b in zip(first[1:], first[2:], strict=False))
+    assert all((a != b).any() for a, b in itertools.pairwise(first))
     assert (rollout(make(), 3, moves(4)) == first).all()
     assert (rollout(env, 3, moves(4, seed=1))[1] != first[1]).any()
     assert (rollout(env, 4, moves(4))[1] != first[1]).any()
@@ -154,7 +155,7 @@ def test_wrong_actions_are_refused_and_change_nothing(make: Make, chunk: int, sh
 
 
 def test_what_cannot_be_imagined_is_refused_by_name(world_address: str, make: Make, world: ServedWorld) -> None:
-    with pytest.raises(UnknownName, match="'pusht-word'. Did you mean 'pusht-world'"):
+    with pytest.raises(UnknownName, match=r"'pusht-word'. Did you mean 'pusht-world'"):
         ImaginedEnv(ServedWorld(world_address, "pusht-word"), begin)
     with pytest.raises(Cannot, match="'pusht' cannot recondition"):
         ImaginedEnv(ServedWorld(world_address, "pusht"), begin)
@@ -186,9 +187,7 @@ def test_nothing_works_before_a_reset_or_after_close(make: Make) -> None:
     assert caught.value.reason == Reason.CLOSED
 
 
-def test_a_failed_prediction_leaves_the_episode_as_it_was(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_prediction_leaves_the_episode_as_it_was(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     env = make()
     frames = rollout(env, 1, moves(2))
     with monkeypatch.context() as patch:
@@ -207,7 +206,7 @@ def test_a_registered_env_gives_the_first_frame(world: ServedWorld) -> None:
     assert (frame == source.open().reset(7)["image"]).all()
     env.close()
     source.close()
-    with pytest.raises(UnknownName, match="'pusht' has no observation 'imag'. Did you mean 'image'"):
+    with pytest.raises(UnknownName, match=r"'pusht' has no observation 'imag'. Did you mean 'image'"):
         EnvStart("pusht", keys={"image": "imag"})(7)
 
 
