@@ -16,7 +16,7 @@ from typing import Any
 
 from .rows import Bench, Measured, Row, Settings
 
-PARTS = ("edges", "lerobot", "record", "vllm")  # modules adapters_<part>; one that is not there has no rows
+PARTS = ("edges", "imagined", "lerobot", "record", "vllm")  # modules adapters_<part>; one that is not there has no rows
 
 
 class Adapters:

@@ -57,7 +57,8 @@ def _real(seed: int) -> Real | None:
     if first is None or len(actions) < first + _AHEAD:
         return None
     begin = max(0, first + 1 - _SEEN)
-    start = Start({"image": np.stack(frames[begin : first + 1])}, np.array(actions[begin:first]).reshape(-1, 2))
+    executed = np.array(actions[begin:first], np.float32).reshape(-1, 2)
+    start = Start({"image": np.stack(frames[begin : first + 1])}, executed)
     return Real(start, np.array(actions[first:]), np.array(coverage[first:]))
 
 
