@@ -1,14 +1,17 @@
-"""The act stage: an action chunk from the scene and the context's cache of the present tick."""
+"""The act stage: an action chunk from the scene and the context's cache of the present tick, or the hidden states that
+the cache is made of."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from omni_loop import registry
 from omni_loop.errors import InvalidInput, TensorError
 from omni_loop.messages import PayloadKind
 from omni_loop.stage import Outputs, Payload, StageItem, StateSpec, in_one
@@ -35,7 +38,8 @@ class Given:
 
 
 class ActStage:
-    """Inputs ``scene`` (``points [9, 2]``, ``agent_before [2]``) and ``kv [layers, 2, s, g, e]``; output
+    """Inputs ``scene`` (``points [9, 2]``, ``agent_before [2]``) and ``kv [layers, 2, s, g, e]``, or ``hidden [layers,
+    s, d]`` of which the context's checkpoint makes the very same (an engine that keeps its cache to itself); output
     ``chunk``: ``actions float32[horizon, 2]`` in table pixels, clipped to the table. Keeps no state: its
     noise is a function of session seed, epoch and tick. With the option ``samples`` of a pipeline there is an output
     ``chunks`` (``actions float32[samples, horizon, 2]``) besides, of which ``chunk`` is the first.
@@ -61,6 +65,7 @@ class ActStage:
         self.model.to(device)
         self.revision = revision(folder)
         self.device, self.use_context, self.use_history = device, use_context, use_history
+        self._checkpoints = checkpoints
 
     def state_specs(self) -> Mapping[str, StateSpec]:
         return {}
@@ -80,8 +85,22 @@ class ActStage:
             points=_shaped(scene, "points", ((c.features - 2) // 2, 2)),
             before=_shaped(scene, "agent_before", (2,)),
             history=float(scene.meta["history"]) * self.use_history,
-            kv=_shaped(item.inputs["kv"], "kv", (c.context_layers, *layer)),
+            kv=_shaped(self._cache(item.inputs), "kv", (c.context_layers, *layer)),
         )
+
+    def _cache(self, inputs: Mapping[str, Payload]) -> Payload:
+        if "kv" in inputs:
+            return inputs["kv"]
+        kv = self._kv_of(torch.as_tensor(inputs["hidden"].arrays["hidden"]))
+        return Payload(PayloadKind.KV, {"kv": kv})
+
+    @cached_property
+    def _kv_of(self) -> Callable[[Tensor], Tensor]:
+        """Weights of the context model, which the act head was trained behind; loaded when hidden states come."""
+        projection: Callable[[Tensor], Tensor] = registry.load(registry.KV_PROJECTIONS, "context")(
+            self._checkpoints, self.device
+        )
+        return projection
 
     def _noise(self, item: StageItem, sample: int) -> Tensor:
         """Of one chunk, whatever the number of chunks."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 
@@ -92,3 +94,24 @@ def toy(gain: float = 1.0, crash: bool = False) -> Toy:
 
 def no_stage() -> object:
     return object()
+
+
+class Holder(Toy):
+    """Holds a process of its own, and writes down that it gave it back."""
+
+    def __init__(self, note: str, fails: bool = False) -> None:
+        super().__init__()
+        self.note, self.fails = Path(note), fails
+        self.held = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+        self.held.start()
+
+    def warm_up(self) -> None:
+        super().warm_up()
+        if self.fails:
+            raise RuntimeError("it cannot warm up")
+
+    def close(self) -> None:
+        self.held.kill()
+        self.held.join()
+        with self.note.open("a") as file:
+            file.write(f"closed {self.held.exitcode}\n")

@@ -41,12 +41,12 @@ def read_tick(model: ContextModel, past: Tensor, given: Tensor) -> Reading:
     answers = torch.tensor([layout.DONE_NO, layout.DONE_YES], device=given.device).expand(len(given), 2)
     cache = Cache(past, given.shape[1] + 3, model.frequencies)
     hidden, kv = model.serve(given, cache)
-    logits = _written(model, hidden[:, -1])
+    logits = written_logits(model, hidden[:, -1])
     progress = layout.progress_values(logits)
     bins = logits[:, : layout.PROGRESS_BINS]
     written = torch.cat([bins.argmax(-1, keepdim=True) + layout.PROGRESS, answers], 1)
     after, after_kv = model.serve(written, cache, alternatives=True)
-    logits = _written(model, after[:, 0])
+    logits = written_logits(model, after[:, 0])
     done = layout.done_probability(logits, model.config.done_bias)
     answer = 1 + logits[:, layout.PROGRESS_BINS :].argmax(-1)
     rows = torch.arange(len(given), device=given.device)
@@ -60,8 +60,9 @@ def read_tick(model: ContextModel, past: Tensor, given: Tensor) -> Reading:
     )
 
 
-def _written(model: ContextModel, hidden: Tensor) -> Tensor:
-    """Logits ``[b, 66]`` of the tokens that the model writes: progress bins, then no and yes."""
+def written_logits(model: ContextModel, hidden: Tensor) -> Tensor:
+    """Logits ``[b, 66]`` of the tokens that the model writes, progress bins, then no and yes, of normed last hidden
+    states ``[b, d]``."""
     return F.linear(hidden, model.lm_head.weight[layout.PROGRESS :])
 
 
