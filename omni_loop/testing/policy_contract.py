@@ -78,10 +78,10 @@ class PolicyContract:
             assert (self.act(driver, tick=tick, session=name) != want).any() == self.stochastic, name
 
     def test_what_came_before_counts_only_for_a_policy_with_history(self, driver: Driver) -> None:
-        want = self.act(driver)
-        for case in range(1, 4):
-            self.act(driver, case, tick=case)
-        assert (self.act(driver) != want).any() == self.history
+        self.open(driver, "fresh")
+        for case in range(3):
+            self.act(driver, case, case)
+        assert (self.act(driver, 3, 3) != self.act(driver, 3, 3, "fresh")).any() == self.history
 
     def test_after_a_reset_nothing_of_before_is_left(self, driver: Driver) -> None:
         self.open(driver, "fresh")

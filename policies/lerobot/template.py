@@ -50,6 +50,8 @@ def lerobot(
         ensemble, ensemble_decay = True, float(coefficient)
     if rtc and not family.rtc:
         raise ConfigError(f"pipeline {name!r}: LeRobot's {described.type} has no real-time chunking (option 'rtc')")
+    if rtc and described.settings.get("use_relative_actions"):
+        raise ConfigError(f"pipeline {name!r}: chunks relative to a past state cannot be continued (option 'rtc')")
     if rtc and ensemble:
         raise ConfigError(f"pipeline {name!r}: a chunk is either averaged ('ensemble') or continued ('rtc')")
     if not 0 <= inference_delay < horizon:
