@@ -182,6 +182,8 @@ def _finish(
     summary.write(out, numbers, run.results)
     page = report.write(out / "report.html", report.render(run, numbers, seen, comparison=comparison))
     console.print(table(numbers))
+    if seen.missing:
+        console.print(f"no videos: {seen.missing}", markup=False)
     console.print(f"report: {page}", markup=False, soft_wrap=True)
     if broken := numbers["errors"] + numbers["timeouts"]:
         console.print(f"[red]{broken} of {numbers['episodes']} episodes broke; the report says why[/]")

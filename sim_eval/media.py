@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from omni_loop.errors import MissingExtra
+
 from .episodes import EpisodeResult
 from .imagined import Imagined, video_frames
 from .predictions import Comparison, by_horizon, compare, select, side_by_side
@@ -27,12 +29,13 @@ class Video:
 @dataclass
 class Media:
     """All there is to see of a run: of ``compared`` predictions the ``comparisons`` worth showing, and over all
-    of them ``horizon`` (see :func:`predictions.by_horizon`)."""
+    of them ``horizon`` (see :func:`predictions.by_horizon`). ``missing``: why there is nothing to see, if so."""
 
     videos: list[Video] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     compared: int = 0
     horizon: list[dict[str, float]] = field(default_factory=list)
+    missing: str = ""
 
 
 def choose(results: Sequence[EpisodeResult], videos: str) -> list[EpisodeResult]:
@@ -49,7 +52,8 @@ def choose(results: Sequence[EpisodeResult], videos: str) -> list[EpisodeResult]
 
 
 def collect(run: Run, folder: Path) -> Media:
-    """Replay what is needed and write the videos to ``folder``."""
+    """Replay what is needed and write the videos to ``folder``. A machine that cannot draw the env makes no videos; its
+    numbers stand."""
     suite, media = run.suite, Media()
     folder.mkdir(parents=True, exist_ok=True)
     filmed = choose(run.results, suite.videos)
@@ -58,7 +62,11 @@ def collect(run: Run, folder: Path) -> Media:
     env = suite.make_env()
     try:
         for result in {r.episode: r for r in (*filmed, *compared)}.values():
-            shown = replay(env, result, suite.frame_key)
+            try:
+                shown = replay(env, result, suite.frame_key)
+            except MissingExtra as e:
+                media.missing = e.text
+                break
             every += [compare(p, shown) for p in result.predictions]
             if result in filmed:
                 media.videos.append(_episode_video(shown, suite, env.score, env.control_hz, folder))

@@ -89,6 +89,7 @@ def render(
             {"seed": c.seed, "first": c.first_step, "n": len(c.predicted), "src": png_uri(strip(c))}
             for c in media.comparisons
         ],
+        missing=media.missing,
         comparison=comparison,
     )
 
