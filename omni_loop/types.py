@@ -149,7 +149,7 @@ class FramePrediction:
     ``scene float32[n, points, 2]`` are the readout's points in the units of the action space, when the
     pipeline has a readout.
 
-    ``part`` 0 is all frames of the tick, committed. Parts 1, 2, ... come while these are made, where that was asked for:
+    ``part`` 0 is all frames of the tick, committed. Parts 1, 2, ... come while they are made, where it was asked for:
     nothing of them is committed, and they are void when the tick fails. A ``preview`` shows frames that are not
     finished; a part without it shows the pixels that the whole will show, but for rounding.
     """

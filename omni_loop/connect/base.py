@@ -207,9 +207,9 @@ def round_trip(connector: Connector, token: str) -> float:
     """
     key = PayloadKey("health", f"health-{token}", 0, 0)
     begin = time.perf_counter()
-    receipt = connector.put(key, Payload(PayloadKind.TOKENS, {"probe": np.arange(16, dtype=np.uint8)}))
+    receipt = connector.put(key, Payload(PayloadKind.TOKENS, {"tokens": np.arange(16, dtype=np.uint8)}))
     try:
-        probe = as_numpy(connector.get(receipt).arrays["probe"])
+        probe = as_numpy(connector.get(receipt).arrays["tokens"])
         if not np.array_equal(probe, np.arange(16, dtype=np.uint8)):
             raise payload_error(Outcome.CORRUPT, key, "the health probe came back changed")
     finally:

@@ -152,9 +152,9 @@ _probes = itertools.count(1)
 async def ping(submit: Callable[[Command], Awaitable[Done]], connector: Connector) -> None:
     """Send a payload through a runner's work loop and get it back, by every backend of ``connector``; see
     :meth:`RunnerHandle.ping`."""
-    connector.health()
     key, put = PayloadKey("health", f"health-{next(_probes)}", 0, 0), list[PayloadKey]()
     try:
+        connector.health()
         receipts: dict[str, Receipt] = {}
         for backend in connector.backends:
             put.append(replace(key, edge=f"health/{backend}"))
@@ -167,6 +167,8 @@ async def ping(submit: Callable[[Command], Awaitable[Done]], connector: Connecto
                     raise payload_error(Outcome.CORRUPT, key, f"a probe came back changed through {backend!r}")
         finally:
             await submit(ReleasePayloads(tuple(r.key for r in done.outputs.values())))
+    except OSError as e:
+        raise payload_error(Outcome.GONE, key, f"the connector does not work: {e.strerror}") from e
     finally:
         for one in put:
             connector.cleanup(one)

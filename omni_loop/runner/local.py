@@ -77,6 +77,8 @@ class LocalRunner:
         return await future
 
     async def ping(self) -> None:
+        if not self._open:
+            raise ServerUnavailable(f"runner {self.name!r} is not running")
         await ping(self.submit, self.connector)
 
     async def stop(self) -> None:

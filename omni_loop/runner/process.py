@@ -102,6 +102,8 @@ class ProcessRunner:
         return await self._send(command, on_part)
 
     async def ping(self) -> None:
+        if not self._open:
+            raise ServerUnavailable(f"runner {self.name!r} is not running")
         await ping(self.submit, self.connector)
 
     async def stop(self) -> None:

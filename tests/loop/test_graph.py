@@ -12,7 +12,7 @@ from omni_loop.loop.pipeline import CLIENT, Edge, Pipeline, Plan, StageDef
 from omni_loop.messages import PayloadKind
 from omni_loop.types import ArraySpec, Op, StageKind
 
-from .toy import SPEC, TOY
+from .toy import SPEC, SUM, TOY
 
 H = PayloadKind.HIDDEN
 
@@ -72,7 +72,7 @@ def test_a_mistake_is_named(pipeline: Pipeline, text: str) -> None:
 
 
 def test_feedback_from_a_stage_that_never_runs_is_refused() -> None:
-    edge = Edge("frames", "latents", "context", "x", PayloadKind.LATENTS, feedback=True)
+    edge = Edge("frames", "latents", "context", "x", SUM.kind, feedback=True, schema=SUM)
     lean = replace(with_edge(edge), plans={Op.INFER: Plan(("context", "act"), chunk="act.actions")})
     with pytest.raises(ConfigError, match="is fed back by 'frames', which no plan runs"):
         validate(lean)

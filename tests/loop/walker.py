@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from omni_loop.connect.schema import ArrayType, Schema
 from omni_loop.loop.pipeline import CLIENT, Edge, Pipeline, Plan, StageDef
 from omni_loop.loop.request import PlanRequest, SessionInfo, TickRequest
 from omni_loop.messages import PayloadKind
@@ -21,6 +22,7 @@ from . import toy
 from .toy import DIM, HORIZON
 
 WINDOW = 4
+FED = Schema("fed", (ArrayType("fed", "float64", ()),))
 KV = KVSpec(layers=1, kv_heads=1, head_dim=2, block_size=2, window_blocks=WINDOW, sink_blocks=1)
 
 
@@ -55,7 +57,7 @@ def _walk(item: StageItem, count: int) -> dict[str, Payload]:
     frames = np.full((int(item.params["frames"]), 4, 4, 3), count, np.uint8)
     outputs = {
         "actions": Payload(PayloadKind.ACTIONS, {"actions": actions}, meta),
-        "fed": Payload(PayloadKind.LATENTS, {"fed": np.float64(noise + fed)}),
+        "fed": Payload(FED.kind, {"fed": np.float64(noise + fed)}),
     }
     if item.op in (Op.PREDICT, Op.PLAN):
         outputs["frames"] = Payload(PayloadKind.FRAMES, {"frames": frames})
@@ -85,7 +87,7 @@ WALKER = Pipeline(
         Edge(CLIENT, "observation", "walk", "observation", PayloadKind.OBSERVATION, optional=True),
         Edge(CLIENT, "observation", "context", "observation", PayloadKind.OBSERVATION),
         Edge(CLIENT, "goal", "walk", "goal", PayloadKind.GOAL, optional=True),
-        Edge("walk", "fed", "walk", "fed", PayloadKind.LATENTS, feedback=True, optional=True),
+        Edge("walk", "fed", "walk", "fed", FED.kind, feedback=True, optional=True, schema=FED),
     ),
     plans={
         Op.INFER: Plan(("walk", "context"), chunk="walk.actions", progress="context.progress"),

@@ -91,7 +91,7 @@ async def session(handle: Handle) -> list[list[float]]:
     with pytest.raises(OmniLoopError) as error:
         await handle.submit(CloseSession("s"))
     assert error.value.reason is Reason.UNKNOWN_SESSION
-    last = asyncio.ensure_future(handle.ping())
+    last = asyncio.ensure_future(handle.submit(ReleasePayloads(())))
     await asyncio.sleep(0)
     await handle.stop()
     await last  # what was submitted before the stop is answered
