@@ -1,4 +1,4 @@
-"""The command line: ``omni-loop serve | eval | demo | train | bench | check``."""
+"""The command line: ``omni-loop serve | demo | eval | train | replay | export | view | bench | check``."""
 
 from __future__ import annotations
 

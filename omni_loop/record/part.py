@@ -190,6 +190,7 @@ class Part:
             "columns": list(self._columns),
             "ticks": self.ticks,
             "lost": len(self.lost),
+            "gaps": sum(event["event"] in ("gap", "lost") for event in self.events),
         }
         group.attrs[layout.EPISODE] = attributes
         nbytes = sealed.seal(self._beside)

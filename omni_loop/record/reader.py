@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,8 @@ class Episode:
     """One session from its opening, fork, restore or reset to its end. ``name`` is unique in the recording.
 
     ``begin``: how it began (``event`` open, fork, restore or reset; ``source``; epoch, tick, seq, step, seed, prompt).
-    ``complete``: every tick of it is here with its arrays.
+    ``length`` in ticks, of which ``lost`` are without arrays; ``gaps``: how often some are missing. ``complete``: every
+    tick of it is here with its arrays.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Episode:
     folders: tuple[Path, ...] = field(repr=False)
     length: int = 0
     lost: int = 0
+    gaps: int = 0
 
     def parts(self) -> Iterator[tuple[list[Tick], list[dict[str, Any]]]]:
         """Ticks and events, part by part, read from disk each time. Raises :class:`RecordingError` when a file is not
@@ -60,7 +62,7 @@ class Episode:
 
     @property
     def complete(self) -> bool:
-        return self.lost == 0 and not any(e["event"] in ("gap", "lost") for e in self.events)
+        return self.lost == self.gaps == 0
 
     @property
     def line(self) -> list[Tick]:
@@ -165,7 +167,7 @@ class Recording:
 def _episode(prefix: str, parts: Sequence[tuple[int, Path, dict[str, Any]]]) -> Episode:
     first = parts[0][2]
     missing = len({number for number, _, _ in parts}) != parts[-1][0] + 1
-    episode = Episode(
+    return Episode(
         name=prefix + parts[0][1].name,
         session=first["session"],
         number=first["episode"],
@@ -177,8 +179,8 @@ def _episode(prefix: str, parts: Sequence[tuple[int, Path, dict[str, Any]]]) -> 
         folders=tuple(folder for _, folder, _ in parts),
         length=sum(about["ticks"] for *_, about in parts),
         lost=sum(about["lost"] for *_, about in parts),
+        gaps=sum(about["gaps"] for *_, about in parts) + missing,
     )
-    return replace(episode, lost=max(episode.lost, 1)) if missing else episode
 
 
 def _read_run(run: Path) -> dict[str, Any]:

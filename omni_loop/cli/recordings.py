@@ -1,0 +1,190 @@
+"""``omni-loop replay`` and ``omni-loop export``: what becomes of recordings."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json as json_
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from .. import config
+from ..errors import InvalidInput
+from ..record.differences import Report
+from ..record.reader import Recording
+from . import output
+
+Source = Annotated[Path, typer.Argument(help="Folder of a recording: a run, or the folder that a deployment names.")]
+Episodes = Annotated[
+    str, typer.Option(help="Episodes by number, range or name, separated by commas; none: all.", show_default=False)
+]
+
+
+def replay(
+    recording: Source,
+    server: Annotated[
+        str, typer.Option(help="Server to replay on, host:port. Left out: one is started and stopped again.")
+    ] = "",
+    deployment: Annotated[
+        str, typer.Option(help="What to serve, by name or path, instead of what was served when it was recorded.")
+    ] = "",
+    episodes: Episodes = "",
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, help="Largest difference of a chunk (units of the action) and of progress.")
+    ] = 0.0,
+    pixels: Annotated[float, typer.Option(min=0.0, help="Largest difference of frames, in grey levels.")] = 0.0,
+    json: Annotated[Path | None, typer.Option(help="File for the whole report as JSON.", show_default=False)] = None,
+) -> None:
+    """Live through recorded sessions again and say what comes out otherwise.
+
+    Ends with 0 when every recorded tick was repeated and none differs by more than --tolerance and --pixels, else with
+    1. Noise is a function of the recorded seeds, so a session that was served alone comes out to the bit on the same
+    deployment; one that shared batches may differ in the last bits.
+
+    omni-loop replay runs/recorded --deployment pusht
+    """
+    from ..client import connect
+    from ..record.replay import replay as run
+
+    if server and deployment:
+        raise InvalidInput("--server and --deployment exclude each other: a server runs its own deployment")
+    read, console = Recording(recording), Console()
+    wanted = read.select(_parts(episodes))
+    if json is not None:
+        output.file(json, "--json")
+    _say_unreadable(read, console)
+    total = sum(episode.length for episode in wanted)
+    with contextlib.ExitStack() as stack:
+        address = stack.enter_context(_server(server, deployment, read.deployment, console))
+        client = stack.enter_context(connect(address))
+        status = stack.enter_context(console.status("replaying"))
+        ticks = itertools.count(1)
+
+        def on_tick(_: object) -> None:
+            status.update(f"replaying: tick {next(ticks)} of {total}")
+
+        report = run(client, read, wanted, tolerance=tolerance, pixels=pixels, on_tick=on_tick)
+    if json is not None:
+        json.write_text(json_.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
+    console.print(_table(report))
+    verdict = "[green]exact[/]" if report.exact else "[bold red]not exact[/]"
+    within = f" within {tolerance:g}, {pixels:g} grey levels" if tolerance or pixels else ""
+    console.print(f"{report.ticks} ticks replayed, {report.differing} differ: {verdict}{within}", highlight=False)
+    if not report.exact or read.broken:
+        raise typer.Exit(1)
+
+
+def export(
+    recording: Source,
+    out: Annotated[Path, typer.Option(help="Folder for the dataset; it must not exist.")],
+    episodes: Episodes = "",
+    names: Annotated[
+        list[str] | None,
+        typer.Option("--map", help="KEY=NAME: the observation KEY becomes observation.NAME.", show_default=False),
+    ] = None,
+    fps: Annotated[int | None, typer.Option(min=1, help="Instead of the control rate / --stride.")] = None,
+    stride: Annotated[int, typer.Option(min=1, help="Every how many-th control step was observed.")] = 1,
+    task: Annotated[str | None, typer.Option(help="Instead of each episode's prompt.", show_default=False)] = None,
+    pipeline: Annotated[str | None, typer.Option(help="Which, when several were recorded.", show_default=False)] = None,
+    successes: Annotated[bool, typer.Option("--successes", help="Only episodes known to have succeeded.")] = False,
+    videos: Annotated[bool, typer.Option("--videos", help="Images as video instead of PNG.")] = False,
+) -> None:
+    """Write recorded episodes as a LeRobotDataset v3, which LeRobot loads and trains on.
+
+    A row is a control step: its observation, and as action what was really executed there. Needs every step observed;
+    when every k-th was, say --stride k: the rate is the control rate / k, and an action is k steps long.
+
+    omni-loop export runs/recorded --out data/recorded --map agent_pos=state
+    """
+    from ..record.export import Export
+    from ..record.export import export as run
+
+    read, console = Recording(recording), Console()
+    _say_unreadable(read, console)
+    output.folder(out.parent, "--out")
+    how = Export(_names(names or ()), fps, stride, task, videos, successes, pipeline)
+    with console.status("exporting") as status:
+        made = run(
+            read,
+            out,
+            read.select(_parts(episodes)),
+            how,
+            lambda episode: status.update(f"exporting: {episode.name}"),
+        )
+    for name, why in made.skipped.items():
+        console.print(f"[yellow]left out[/] {name}: {why}", highlight=False, soft_wrap=True)
+    text = f"{made.folder}: {made.episodes} episodes, {made.rows} rows at {made.fps} Hz"
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _names(given: Any) -> dict[str, str]:
+    names = {}
+    for text in given:
+        key, equals, name = text.partition("=")
+        if not (key and equals and name):
+            raise InvalidInput(f"--map: {text!r} is no KEY=NAME, such as agent_pos=state")
+        names[key] = name
+    return names
+
+
+def _say_unreadable(read: Recording, console: Console) -> None:
+    if read.unfinished:
+        text = f"{len(read.unfinished)} episodes were open when the server ended, and are not whole: left out"
+        console.print(f"[yellow]{text}[/]", highlight=False)
+    for name, why in read.broken.items():
+        console.print(f"[red]{name}[/]: {why}", highlight=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _server(address: str, named: str, recorded: dict[str, Any], console: Console) -> Iterator[str]:
+    """The address of the server to replay on; one that is started lives as long as the context, and records nothing."""
+    if address:
+        yield address
+        return
+    from ..serve.background import BackgroundServer
+
+    if named:
+        chosen = config.load_deployment(named)
+    else:
+        chosen = config.validate(config.Deployment, recorded, "the recorded deployment")
+    quiet = {"listen": config.Listen(port=0), "record": config.RecordConfig()}
+    with console.status(f"starting a server for {', '.join(chosen.names)}"):
+        server = BackgroundServer(chosen.model_copy(update=quiet))
+        server.start()
+    try:
+        yield server.address
+    finally:
+        server.stop()
+
+
+def _table(report: Report) -> Table:
+    out = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for column in ("episode", "ticks", "differ", "chunk", "frames", "progress", ""):
+        right: Any = "left" if column in ("episode", "") else "right"
+        out.add_column(column, justify=right, overflow="fold")
+    for episode in report.episodes:
+        differing = episode.differing(report.tolerance, report.pixels)
+        worst = [_number(episode.worst(of)) for of in ("chunk", "frames", "progress")]
+        changed = next((f"revision {t.revision[0]} -> {t.revision[1]}" for t in episode.ticks if t.revision), "")
+        failed = next((t.error for t in episode.ticks if t.error), "")
+        note = "; ".join(
+            text for text in (episode.skipped, failed if failed != episode.skipped else "", changed) if text
+        )
+        ticks = f"{len(episode.ticks)}/{episode.recorded}"
+        out.add_row(episode.name, ticks, str(len(differing)), *worst, note)
+    return out
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return "missing" if value == float("inf") else f"{value:.3g}"
