@@ -11,6 +11,7 @@ from rich.markup import escape
 from .. import registry
 from ..config import Deployment, PipelineConfig, load_deployment, shipped
 from ..errors import CheckpointError, ConfigError, nearest
+from ..loop.edges import choose, routes_of
 from ..loop.graph import CompiledPipeline, compile_pipeline
 from ..loop.pipeline import StageDef, load_pipeline
 from .steps import Steps, absent, say_machine
@@ -32,12 +33,14 @@ def check_config(deployments: Sequence[str], console: Console) -> bool:
 
 
 def check_graphs(deployment: Deployment, steps: Steps) -> None:
-    """Pipelines and their specs, options of every stage, placement with its connectors."""
+    """Pipelines and their specs, options of every stage, placement, and the connectors of edges."""
     stages: dict[str, StageDef] = {}
+    graphs: list[CompiledPipeline] = []
     for name, named in zip(deployment.names, deployment.pipelines, strict=True):
         compiled = steps.step(f"pipeline {name}", partial(compiled_of, named), shown)
         if compiled is not None:
             stages |= zip(compiled.stages, compiled.pipeline.stages, strict=True)
+            graphs.append(compiled)
     whole = steps.complete  # else stages are missing, and what is said of them cannot be judged
     for full, stage in stages.items():
         steps.step(
@@ -49,6 +52,8 @@ def check_graphs(deployment: Deployment, steps: Steps) -> None:
         steps.step(
             "placement", lambda: placed(deployment, stages), lambda p: f"on {', '.join(sorted(set(p.values())))}"
         )
+        if steps.complete:
+            steps.step("connectors", lambda: routes_of(choose(deployment, graphs), graphs))
 
 
 def compiled_of(named: str | PipelineConfig) -> CompiledPipeline:

@@ -94,6 +94,7 @@ def test_nothing_is_built(write: Callable[[str], str]) -> None:
         ("pipelines: [toy]\nstage_options: {toy-akt: {}}", "stage options: stage_options: no stage here"),
         ("pipelines: [toy]\nrunners: [{name: a, stages: [toy/akt]}]", "placement: runner 'a': no stage is called"),
         ("pipelines: [toy]\nrunners: [{name: a}, {name: b, stages: []}]", "placement: runner 'b' has no stage left"),
+        ("pipelines: [toy]\nedges: {toy/client.observation>act.x: shm}", "connectors: edges: no edge is called"),
         (
             "pipelines: [{name: toy, template: made, options: {state: no extra}}]",
             "pipeline toy: 'made' needs the package",
