@@ -24,6 +24,8 @@ PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_CARD = "card.json"
+_BESIDE = (_CARD, "train_config.json")  # tell where it comes from; nothing of them is served
 # Cameras that VLAs fill with blanks by themselves.
 _BLANK = ".empty_camera_"
 
@@ -55,12 +57,14 @@ class Feature:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What ``config.json`` says. ``settings`` are all of it."""
+    """What ``config.json`` says. ``settings`` are all of it. ``control_hz``: of the data it learnt from, where a card
+    of ours says it; LeRobot's own files do not."""
 
     type: str
     inputs: tuple[Feature, ...]
     action_dim: int
     settings: Mapping[str, Any]
+    control_hz: float | None = None
 
     @property
     def n_obs_steps(self) -> int:
@@ -91,7 +95,11 @@ def describe(checkpoint: str) -> Described:
         raise CheckpointError(f"{folder.name}/config.json: output_features has no 'action' of one dimension")
     if not inputs:
         raise CheckpointError(f"{folder.name}/config.json: input_features is empty: nothing could be observed")
-    return Described(type_, tuple(inputs), outputs[ACTION].shape[0], settings)
+    card = _read_json(folder, _CARD) if (folder / _CARD).is_file() else {}
+    control_hz = card.get("control_hz")
+    if not isinstance(control_hz, (int, float)) or control_hz <= 0:
+        control_hz = None
+    return Described(type_, tuple(inputs), outputs[ACTION].shape[0], settings, control_hz)
 
 
 def verify_files(folder: Path) -> None:
@@ -122,7 +130,8 @@ def verify_files(folder: Path) -> None:
 def revision(folder: Path) -> str:
     """First 12 hex digits of a SHA-256 over weights, configuration and processors: names exactly what is served."""
     digest = hashlib.sha256()
-    for file in sorted(f for f in folder.iterdir() if f.suffix in (".json", ".safetensors") and f.is_file()):
+    read = (f for f in folder.iterdir() if f.suffix in (".json", ".safetensors") and f.name not in _BESIDE)
+    for file in sorted(f for f in read if f.is_file()):
         digest.update(file.name.encode())
         with file.open("rb") as opened:
             digest.update(hashlib.file_digest(opened, "sha256").digest())

@@ -10,11 +10,13 @@ from omni_loop.types import ArraySpec, Op, SessionSpec, StageKind
 from .checkpoint import describe
 from .families import chunk_length, executed, family_of
 
+_CONTROL_HZ = 10.0  # where nobody says
+
 
 def lerobot(
     name: str,
     checkpoint: str,
-    control_hz: float = 10.0,
+    control_hz: float = 0.0,
     execution_horizon: int = 0,
     ensemble: bool = False,
     ensemble_decay: float = 0.01,
@@ -27,7 +29,7 @@ def lerobot(
     """A pipeline called ``name`` that serves ``checkpoint``: a folder, a shipped one's name, or a hub id.
 
     Args:
-        control_hz: control steps per second of the robot it was trained for; checkpoints do not say.
+        control_hz: control steps per second of the robot it was trained for; 0: as a card of ours says, else 10.
         execution_horizon: steps of a chunk to execute before the next; 0: as the checkpoint says.
         ensemble: average every step over all chunks that foresaw it, older ones weighing more by
             ``exp(ensemble_decay * age in chunks)`` (temporal ensembling, ACT, arXiv:2304.13705, algorithm 2). On by
@@ -58,8 +60,8 @@ def lerobot(
         raise ConfigError(f"pipeline {name!r}: inference_delay must be 0..{horizon - 1}")
     if not 0 <= execution_horizon <= horizon:
         raise ConfigError(f"pipeline {name!r}: execution_horizon must be 1..{horizon}, or 0 for the checkpoint's")
-    if control_hz <= 0:
-        raise ConfigError(f"pipeline {name!r}: control_hz must be above 0")
+    if control_hz < 0:
+        raise ConfigError(f"pipeline {name!r}: control_hz must be above 0, or 0 for the checkpoint's")
     made: dict[str, Scalar] = {"checkpoint": checkpoint, "ensemble": ensemble, "ensemble_decay": ensemble_decay}
     made |= {"rtc": rtc, "inference_steps": inference_steps, "tokenizer": tokenizer, "vlm": vlm}
     extras = ["averages every step over the chunks that foresaw it"] * ensemble + [
@@ -72,7 +74,7 @@ def lerobot(
         action=ArraySpec("action", "float32", (described.action_dim,)),
         horizon=horizon,
         execution_horizon=execution_horizon or executed(described.type, described.settings),
-        control_hz=control_hz,
+        control_hz=control_hz or described.control_hz or _CONTROL_HZ,
         ops=(Op.INFER,),
         prompt=family.prompt,
         description=description,

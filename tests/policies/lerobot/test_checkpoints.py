@@ -147,6 +147,8 @@ def test_the_revision_is_that_of_everything_served(folder: Path, checkpoints: Ch
     want = revision(checkpoints("act"))
     assert revision(folder) == want
     assert len(want) == 12
+    (folder / "card.json").write_text("{}")  # which is not served
+    assert revision(folder) == want
     change_tensors(folder / NORMALISER, lambda t: t["observation.state.mean"].add_(1))
     assert revision(folder) != want
 
@@ -203,6 +205,12 @@ class TestTheTemplate:
         spec = lerobot("mine", str(checkpoints(kind, **changed))).spec()
         assert (spec.horizon, spec.execution_horizon) == (horizon, execution_horizon)
 
+    def test_the_control_rate_is_the_deployments_or_the_cards(self, folder: Path) -> None:
+        assert lerobot("mine", str(folder)).spec().control_hz == 10
+        (folder / "card.json").write_text('{"control_hz": 25}')
+        assert lerobot("mine", str(folder)).spec().control_hz == 25
+        assert lerobot("mine", str(folder), control_hz=5.0).spec().control_hz == 5
+
     def test_a_type_that_keeps_sessions_in_the_object_says_so(self, checkpoints: Checkpoints) -> None:
         description = lerobot("mine", str(checkpoints("tdmpc"))).spec().description
         assert "one session at a time has the policy" in description
@@ -214,7 +222,7 @@ class TestTheTemplate:
         [
             ({"rtc": True}, "no real-time chunking"),
             ({"execution_horizon": 7}, "execution_horizon"),
-            ({"control_hz": 0.0}, "control_hz"),
+            ({"control_hz": -1.0}, "control_hz"),
             ({"inference_delay": 6}, "inference_delay"),
         ],
     )
