@@ -7,6 +7,7 @@ frames. Those are reconstructed, too; they are not shown again.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .folder import Folder, imported, ready
+from .guard import Guardrail
 from .prompts import Prompts, cosmos_embedder
 from .shape import COSMOS2, COSMOS25, shape_of
 from .stage import Chunk, VideoJob, VideoStage, dtype_of, text_folder
@@ -47,7 +49,8 @@ class CosmosStage(VideoStage):
         self._old = folder.kind((COSMOS2, COSMOS25)) == COSMOS2
         shape = shape_of(folder, height, width, frames, context, action_dim)
         pipe = _pipeline(folder, text_folder(folder, text_encoder), shape.steers, dtype_of(dtype), device)
-        embed = Prompts(cosmos_embedder(pipe, text_length, device), prompts)
+        guard = self._guard = Guardrail(device) if guardrail else None
+        embed = Prompts(cosmos_embedder(pipe, text_length, device, guard), prompts)
         super().__init__(shape, pipe, _schedule(pipe, steps, self._old, device), embed, guidance, device)
         self.fps = fps
         self.revision = folder.revision(
@@ -164,9 +167,10 @@ class CosmosStage(VideoStage):
 
     def decode(self, job: VideoJob) -> None:
         assert job.chunk is not None
-        video = self.pipe.vae.decode(self._unscaled(job.chunk.latents).to(self.pipe.vae.dtype), return_dict=False)[0]
-        shown = (int(job.chunk.given["known"].sum()) - 1) * self.shape.ratio + 1
-        job.made.extend(video[0].unbind(1)[shown : shown + job.count])
+        video = self.pipe.vae.decode(self._unscaled(job.chunk.latents).to(self.pipe.vae.dtype), return_dict=False)[0][0]
+        known = (int(job.chunk.given["known"].sum()) - 1) * self.shape.ratio + 1
+        video = video[:, known : known + job.count]
+        job.made.extend((video if self._guard is None else self._guard.checked(video)).unbind(1))
 
     def _sampled(self, posterior: Any, size: tuple[int, ...], generator: torch.Generator) -> Tensor:
         noise = _noise(size, generator, self.device, posterior.parameters.dtype)
@@ -225,8 +229,8 @@ class _Elsewhere:
 
 
 def _schedule(pipe: Any, steps: int, old: bool, device: str) -> Any:
-    """The scheduler with its times set as the pipeline sets them."""
-    scheduler = pipe.scheduler
+    """The pipeline's scheduler with its times set as the pipeline sets them."""
+    scheduler = copy.deepcopy(pipe.scheduler)
     if not old:
         scheduler.set_timesteps(steps, device=device)
         return scheduler

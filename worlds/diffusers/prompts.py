@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .folder import imported
+from .guard import Guardrail
 
 
 class Prompts:
@@ -35,10 +36,12 @@ class Prompts:
         return found
 
 
-def cosmos_embedder(pipe: Any, length: int, device: str) -> Callable[[str], Tensor]:
+def cosmos_embedder(pipe: Any, length: int, device: str, guard: Guardrail | None) -> Callable[[str], Tensor]:
     """The pipeline's own: T5 of Predict2, Qwen2.5-VL of Predict2.5."""
 
     def embed(prompt: str) -> Tensor:
+        if guard is not None:
+            guard.check(prompt)
         given = {"max_sequence_length": length, "device": device, "dtype": pipe.transformer.dtype}
         return pipe.encode_prompt(prompt=prompt, do_classifier_free_guidance=False, **given)[0]
 

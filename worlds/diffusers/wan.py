@@ -8,6 +8,7 @@ two Predicts of two frames are one of four. When a chunk is used up, its last fr
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -63,9 +64,10 @@ class WanStage(VideoStage):
         folder.kind((WAN,))
         shape = shape_of(folder, height, width, frames, 1, action_dim)
         pipe = _pipeline(folder, text_folder(folder, text_encoder), dtype_of(dtype), device)
-        pipe.scheduler.set_timesteps(steps, device=device)
+        solver = copy.deepcopy(pipe.scheduler)
+        solver.set_timesteps(steps, device=device)
         embed = Prompts(wan_embedder(pipe, text_length, device), prompts)
-        super().__init__(shape, pipe, pipe.scheduler, embed, guidance, device)
+        super().__init__(shape, pipe, solver, embed, guidance, device)
         self._guidance_2 = guidance_2 or guidance
         ratio = pipe.config.boundary_ratio
         self._boundary = None if ratio is None else ratio * pipe.scheduler.config.num_train_timesteps

@@ -18,11 +18,13 @@ from . import tiny
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("diffusers")
-    made = {name: root / name for name in ("cosmos2", "cosmos25", "action", "wan22")}
+    made = {name: root / name for name in ("cosmos2", "cosmos25", "action", "wan21", "wan22", "wan5b")}
     tiny.cosmos2(made["cosmos2"])
     tiny.cosmos25(made["cosmos25"])
     tiny.cosmos25(made["action"], tiny.action_transformer())
     tiny.wan(made["wan22"])
+    tiny.wan21(made["wan21"])
+    tiny.wan5b(made["wan5b"])
     return made
 
 
@@ -37,7 +39,7 @@ def stages(folders: dict[str, Path]) -> dict[str, Stage]:
         "cosmos2": CosmosStage(str(folders["cosmos2"]), frames=13, **two, **tiny.COSMOS),
         "cosmos25": CosmosStage(str(folders["cosmos25"]), frames=13, **two, **tiny.COSMOS),
         "action": CosmosStage(str(folders["action"]), frames=25, context=1, **tiny.COSMOS),
-        "wan22": WanStage(str(folders["wan22"]), frames=9, **two, **tiny.WAN),
+        **{name: WanStage(str(folders[name]), frames=9, **two, **tiny.WAN) for name in ("wan21", "wan22", "wan5b")},
     }
 
 

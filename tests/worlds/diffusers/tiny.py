@@ -40,20 +40,15 @@ def save(folder: Path, kind: str, parts: dict[str, Any], **settings: Any) -> Pat
     return folder
 
 
-def vae(seed: int = 0) -> Any:
+def vae(seed: int = 0, **more: Any) -> Any:
     from diffusers import AutoencoderKLWan
 
     torch.manual_seed(seed)
-    return AutoencoderKLWan(
-        base_dim=4,
-        z_dim=4,
-        dim_mult=[1, 1, 1],
-        num_res_blocks=1,
-        temperal_downsample=[True, True],
-        scale_factor_spatial=4,
-        latents_mean=[0.1, -0.2, 0.3, 0.0],
-        latents_std=[0.5, 1.5, 1.0, 0.7],
-    )
+    sizes: dict[str, Any] = {
+        "base_dim": 4, "z_dim": 4, "dim_mult": [1, 1, 1], "num_res_blocks": 1, "temperal_downsample": [True, True],
+        "scale_factor_spatial": 4, "latents_mean": [0.1, -0.2, 0.3, 0.0], "latents_std": [0.5, 1.5, 1.0, 0.7],
+    }  # fmt: skip
+    return AutoencoderKLWan(**{**sizes, **more})
 
 
 def tokenizer() -> Any:
@@ -198,3 +193,24 @@ def ahead(step: int, actions: NDArray[np.float32]) -> Ask:
 
 def frames(outputs: Any) -> NDArray[np.int16]:
     return np.asarray(outputs["frames"].arrays["frames"]).astype(np.int16)
+
+
+def wan21(folder: Path) -> Path:
+    """Wan 2.1 also reads the frame through CLIP."""
+    from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel
+
+    torch.manual_seed(5)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    parts = {
+        "transformer": wan_transformer(image_dim=8, added_kv_proj_dim=24),
+        "image_encoder": CLIPVisionModel(CLIPVisionConfig(**sizes, image_size=8, patch_size=4)),
+        "image_processor": CLIPImageProcessor(size={"shortest_edge": 8}, crop_size={"height": 8, "width": 8}),
+    }
+    return wan(folder, parts)
+
+
+def wan5b(folder: Path) -> Path:
+    """Wan 2.2 5B: one transformer that is told the time of every token, and a VAE of residual blocks on patches."""
+    more = {"is_residual": True, "patch_size": 2, "in_channels": 12, "out_channels": 12, "scale_factor_spatial": 8}
+    parts = {"transformer": wan_transformer(in_channels=4), "vae": vae(**more)}
+    return wan(folder, parts, expand_timesteps=True)
