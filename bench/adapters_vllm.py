@@ -7,7 +7,7 @@ process' CPU; both engines take turns.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from statistics import median
@@ -32,8 +32,7 @@ class Engines:
 
     def __init__(self, settings: Settings) -> None:
         self._ticks = _FILL + (6 if settings.quick else 60)
-        options = {"checkpoints": settings.checkpoints}
-        self.vllm, self.embedded = VllmContextStage(**options), ContextStage(**options)
+        self.vllm, self.embedded = VllmContextStage(settings.checkpoints), ContextStage(settings.checkpoints)
         self.vllm.warm_up()
 
     @cached_property
@@ -98,7 +97,7 @@ class _Timed:
         self._done += 1
 
     def _noise(self) -> Payload:
-        arrays: Mapping[str, np.ndarray] = {
+        arrays = {
             "image": self._draw.integers(0, 256, (6, 6, 3), np.uint8).repeat(16, 0).repeat(16, 1),
             "agent_pos": self._draw.uniform(0, 512, (2, 2)).astype(np.float32),
             "executed": self._draw.uniform(0, 512, (8 if self._done else 0, 2)).astype(np.float32),

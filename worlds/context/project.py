@@ -3,6 +3,9 @@ hidden states arrive."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,6 +13,7 @@ from torch import Tensor
 from omni_loop.errors import TensorError
 
 from ..stages.shared import checkpoint
+from .llama import Layer
 from .perceive import load_context
 
 
@@ -19,7 +23,7 @@ class KVProjection:
 
     def __init__(self, checkpoints: str = "", device: str = "cpu") -> None:
         model = load_context(checkpoint("context", checkpoints)).to(device)
-        c, layers = model.config, model.model.layers
+        c, layers = model.config, cast("Sequence[Layer]", model.model.layers)  # torch does not say what a list holds
         self._heads, self._eps, self._device = (c.num_key_value_heads, c.head_dim), c.rms_norm_eps, device
         self._norm = torch.stack([layer.input_layernorm.weight.detach() for layer in layers])[:, None]  # [layers, 1, d]
         weights = [[layer.self_attn.k_proj.weight, layer.self_attn.v_proj.weight] for layer in layers]

@@ -217,5 +217,6 @@ def _environment(options: EngineOptions) -> Iterator[None]:
     try:
         yield
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update({name: value for name, value in before.items() if os.environ.get(name) != value})

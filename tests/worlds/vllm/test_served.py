@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 from omni_loop import registry
@@ -18,6 +17,7 @@ from omni_loop.config import load_deployment
 from omni_loop.serve.background import BackgroundServer
 from omni_loop.types import TickResult
 
+psutil = pytest.importorskip("psutil")  # vLLM brings it
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 KEYS = ("image", "agent_pos")
