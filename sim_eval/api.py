@@ -15,6 +15,9 @@ class LoopSession(Protocol):
     """One open session; errors are those of :mod:`omni_loop.errors`."""
 
     @property
+    def id(self) -> str: ...
+
+    @property
     def spec(self) -> SessionSpec: ...
 
     def infer(

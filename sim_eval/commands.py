@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from omni_loop.cli import output
-from omni_loop.config import load_deployment, shipped
+from omni_loop.config import shipped
 
 from . import media as media_
 from . import report, summary
@@ -19,6 +19,7 @@ from .api import Connect
 from .console import progress, table
 from .imagined import imagine
 from .runner import Run, run_suite
+from .served import deployment_of, note_outcomes
 from .stats import Paired, paired
 from .suite import EvalSuite, load_suite
 
@@ -42,6 +43,13 @@ def eval_command(
     interval: Annotated[str | None, typer.Option(help="wilson, clopper-pearson or jeffreys.")] = None,
     videos: Annotated[str | None, typer.Option(help="none, outcome (one for each) or all.")] = None,
     against: Annotated[Path | None, typer.Option(help="Folder of an earlier run to pair with, seed by seed.")] = None,
+    checkpoint: Annotated[
+        str, typer.Option(help="Serve this one instead of the deployment's, where a template makes the pipeline.")
+    ] = "",
+    record: Annotated[
+        Path | None,
+        typer.Option(help="Record what the server does in this folder, every step observed.", show_default=False),
+    ] = None,
     address: Address = "",
     out: Out = Path("runs/eval"),
 ) -> None:
@@ -61,6 +69,8 @@ def eval_command(
     )
     if state is not None:
         chosen = chosen.with_state(state)
+    if record is not None:  # a row of a dataset is a step: each is observed
+        chosen = chosen.changed(execution_horizon=1)
     console = Console()
     if not chosen.unseen:
         console.print(
@@ -70,8 +80,14 @@ def eval_command(
     if other is not None:  # that they can be paired is a matter of seeds alone
         paired(dict.fromkeys(range(chosen.first_seed, chosen.first_seed + chosen.episodes), False), other[1])
     _check(chosen, out)
-    with _server(chosen, address, console) as connect:
+    if address and (checkpoint or record):
+        raise typer.BadParameter("--checkpoint and --record are of a server that is started, not of --address")
+    if record is not None:
+        output.folder(record, "--record")
+    with _server(chosen, address, console, checkpoint, record) as connect:
         run = _run(chosen, connect, console)
+    if record is not None:
+        note_outcomes(record, run)
     numbers, seen = _save(run, out)
     _finish(run, numbers, seen, out, console, other)
 
@@ -107,7 +123,9 @@ def _check(suite: EvalSuite, out: Path) -> None:
 
 
 @contextmanager
-def _server(suite: EvalSuite, address: str, console: Console) -> Iterator[Connect]:
+def _server(
+    suite: EvalSuite, address: str, console: Console, checkpoint: str = "", record: Path | None = None
+) -> Iterator[Connect]:
     """How to connect: to ``address``, or to a server that lives as long as this context."""
     from omni_loop.client import connect
 
@@ -117,7 +135,7 @@ def _server(suite: EvalSuite, address: str, console: Console) -> Iterator[Connec
     from omni_loop.serve.background import BackgroundServer
 
     with console.status(f"starting a server for {suite.deployment}"):
-        server = BackgroundServer(load_deployment(suite.deployment))
+        server = BackgroundServer(deployment_of(suite, checkpoint, record))
         server.start()
     try:
         yield lambda: connect(server.address, timeout_s=suite.time_limit_s)

@@ -84,6 +84,7 @@ class EpisodeResult:
     reason: str = ""
     wall_s: float = 0.0
     policy_revision: str = ""
+    session: str = ""  # the server's name for it
 
     @property
     def success(self) -> bool:
@@ -124,11 +125,11 @@ def run_episode(client: LoopClient, env: Env, suite: EvalSuite, episode: int) ->
             session.close()
         except OmniLoopError as e:  # the episode's outcome stands; that its session may linger is said
             trace.notes.append(f"closing the session: {e.reason}: {e.text}")
-    width = env.action.shape[0]
+    width, name = env.action.shape[0], "" if session is None else session.id
     return EpisodeResult(
         episode, seed, outcome, len(trace.actions), trace.score,
         np.array(trace.actions, np.float32).reshape(-1, width), tuple(trace.ticks), tuple(trace.predictions),
-        "; ".join(trace.notes), round(time.monotonic() - began, 3), trace.revision,
+        "; ".join(trace.notes), round(time.monotonic() - began, 3), trace.revision, name,
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from omni_loop_sim_eval.runner import Run, run_suite
 from omni_loop_sim_eval.suite import load_suite
 
 SPEC = SessionSpec(
-    pipeline="fetch-act",
+    pipeline="lerobot-act",
     observations=tuple(spec for spec in FetchPickPlace.observations if spec.name != "image"),
     action=ArraySpec("action", "float32", (4,)),
     horizon=1,
@@ -36,6 +36,7 @@ SPEC = SessionSpec(
 class ExpertSession:
     """The expert behind the client's protocol."""
 
+    id = "an-expert"
     spec = SPEC
 
     def __init__(self) -> None:

@@ -142,6 +142,7 @@ class ToyClient:
 
 
 class ToySession:
+    id = "toy-session"
     spec = SPEC
 
     def __init__(self, server: ToyServer, seed: int) -> None:
