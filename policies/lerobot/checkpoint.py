@@ -152,9 +152,9 @@ def _here(checkpoint: str) -> Path | None:
         return SHIPPED / checkpoint
     if _HUB_ID.fullmatch(checkpoint):
         return None
-    beside = [str(f.with_name(f.name)) for f in path.parent.iterdir() if f.is_dir()] if path.parent.is_dir() else []
+    beside = [f.parent.name for f in path.parent.glob("*/config.json")]
     known = beside if "/" in checkpoint else [*shipped(), *beside]
-    raise CheckpointError(f"no LeRobot checkpoint at {checkpoint!r}: no such folder.{nearest(checkpoint, known)}")
+    raise CheckpointError(f"no LeRobot checkpoint at {checkpoint!r}: no such folder.{nearest(path.name, known)}")
 
 
 def _download(repository: str, files: list[str]) -> Path:

@@ -28,6 +28,8 @@ _STATISTICS = {
     "QUANTILES": ("q01", "q99"),
     "QUANTILE10": ("q10", "q90"),
 }
+# Settings that name a model of somebody else's: a folder or a hub id.
+_MODELS = ("vlm_model_name", "vision_encoder_name", "text_encoder_name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +112,11 @@ def _configure(config: Any, folder: Path, described: Described, options: Options
         config.n_action_steps = chunk_length(described.type, described.settings)  # all that was denoised
     if options.inference_steps:
         _set(config, ("num_inference_steps", "num_steps", "num_integration_steps"), options.inference_steps)
-    if options.vlm:
-        _set(config, ("vlm_model_name", "base_model_path"), _inside(folder, options.vlm))
-    elif hasattr(config, "vlm_model_name"):
-        config.vlm_model_name = _inside(folder, config.vlm_model_name)
+    named = [name for name in _MODELS if isinstance(getattr(config, name, None), str)]
+    if options.vlm and not named:
+        raise ConfigError(f"LeRobot's {config.type} is made without a model of somebody else's (option 'vlm')")
+    for name in named:
+        setattr(config, name, _inside(folder, options.vlm or getattr(config, name)))
     if hasattr(config, "rtc_config"):
         from lerobot.policies.rtc.configuration_rtc import RTCConfig
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +99,28 @@ KINDS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
             "load_vlm_weights": False,
         },
     ),
-    "pi0": (
-        "pi0",
+    "pi0": ("pi0", TOP, {**FLOW, "num_inference_steps": 3, "image_resolution": (32, 32), "dtype": "float32"}),
+    "pi05": ("pi05", TOP, {**FLOW, "num_inference_steps": 3, "image_resolution": (32, 32), "dtype": "float32"}),
+    "multi_task_dit": (
+        "multi_task_dit",
         TOP,
-        {**FLOW, "num_inference_steps": 3, "image_resolution": (32, 32), "dtype": "float32"},
+        {
+            "horizon": 8,
+            "n_action_steps": 4,
+            "hidden_dim": 16,
+            "num_layers": 1,
+            "num_heads": 2,
+            "timestep_embed_dim": 8,
+            "num_train_timesteps": 10,
+            "num_inference_steps": 3,
+            "image_crop_shape": None,
+            "tokenizer_max_length": 16,
+        },
+    ),
+    "gaussian_actor": (
+        "gaussian_actor",
+        {"observation.state": STATE},
+        {"latent_dim": 8, "state_encoder_hidden_dim": 8},
     ),
 }
 
@@ -140,16 +159,10 @@ def save(folder: Path, kind: str, inputs: Mapping[str, Any], settings: Mapping[s
         processors.save_pretrained(folder)
 
 
-def save_vlm(folder: Path) -> None:
-    """A SmolVLM as transformers saves one, without weights: its configuration, a byte tokenizer, image processors."""
+def tokenizer_of_bytes() -> tuple[Any, int]:
+    """A tokenizer that knows the tokens a VLM asks for and single bytes, and how many it knows."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import (
-        PreTrainedTokenizerFast,
-        SmolVLMConfig,
-        SmolVLMImageProcessor,
-        SmolVLMProcessor,
-        SmolVLMVideoProcessor,
-    )
+    from transformers import PreTrainedTokenizerFast
 
     special = {"image": "<image>", "fake_image": "<fake>", "global_image": "<global>", "end_of_utterance": "<end>"}
     words = ["<pad>", "<bos>", "<eos>", *special.values(), *sorted(pre_tokenizers.ByteLevel.alphabet())]
@@ -159,8 +172,16 @@ def save_vlm(folder: Path) -> None:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=tokens, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", extra_special_tokens=named
     )
+    return tokenizer, len(words)
+
+
+def save_vlm(folder: Path) -> None:
+    """A SmolVLM as transformers saves one, without weights: configuration, tokenizer, image and video processors."""
+    from transformers import SmolVLMConfig, SmolVLMImageProcessor, SmolVLMProcessor, SmolVLMVideoProcessor
+
+    tokenizer, words = tokenizer_of_bytes()
     heads = {"num_attention_heads": 2, "hidden_size": 32, "intermediate_size": 48}
-    text = {"model_type": "llama", "vocab_size": len(words), "num_hidden_layers": 2, "num_key_value_heads": 1, **heads}
+    text = {"model_type": "llama", "vocab_size": words, "num_hidden_layers": 2, "num_key_value_heads": 1, **heads}
     vision = {"image_size": 32, "patch_size": 8, "num_hidden_layers": 1, **heads}
     config = {"text_config": {**text, "head_dim": 16, "pad_token_id": 0}, "vision_config": vision}
     SmolVLMConfig(**config, scale_factor=2, image_token_id=3, pad_token_id=0).save_pretrained(folder)
@@ -174,21 +195,41 @@ def save_vlm(folder: Path) -> None:
     ).save_pretrained(folder)
 
 
+def save_clip(folder: Path) -> None:
+    """A CLIP of random weights with its tokenizer."""
+    from transformers import CLIPConfig, CLIPModel
+
+    tokenizer, words = tokenizer_of_bytes()
+    size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    text = {**size, **ends, "vocab_size": words, "max_position_embeddings": 32}
+    vision = {**size, "image_size": 32, "patch_size": 8}
+    CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
 @contextmanager
 def small_pi0(tokenizer: Path) -> Iterator[None]:
-    """LeRobot's pi0 with Gemmas of two small layers: its own sizes are two variants of 0.3 and 2 billion parameters, a
-    vision tower of 0.4 and a vocabulary of 257,152, none of which a configuration can change. Its tokenizer is named in
-    the code as a gated one of the hub."""
-    import lerobot.policies.pi0.modeling_pi0 as modeling
-    import lerobot.policies.pi0.processor_pi0 as processor
+    """LeRobot's pi0 and pi05 with Gemmas of two small layers: no configuration can change that theirs are variants of
+    0.3 and 2 billion parameters, with a vision tower of 0.4 and a vocabulary of 257,152, and that their tokenizer is a
+    gated one of the hub."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("pi0", "pi05"):
+            _shrink(patch, f"lerobot.policies.{name}", name, tokenizer)
+        yield
 
+
+def _shrink(patch: pytest.MonkeyPatch, package: str, name: str, tokenizer: Path) -> None:
+    modeling = import_module(f"{package}.modeling_{name}")
+    processor = import_module(f"{package}.processor_{name}")
     vlm, expert = modeling.PaliGemmaForConditionalGenerationWithPiGemma, modeling.PiGemmaForCausalLM
     step = processor.TokenizerProcessorStep
+    gemma = modeling.GemmaConfig(width=32, depth=2, mlp_dim=32, num_heads=2, num_kv_heads=1, head_dim=16)
 
     def small_vlm(config: Any) -> Any:
         vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-        for name, value in {**vision, "patch_size": 8, "projection_dim": 32}.items():
-            setattr(config.vision_config, name, value)
+        for setting, value in {**vision, "patch_size": 8, "projection_dim": 32}.items():
+            setattr(config.vision_config, setting, value)
         config.text_config.vocab_size = 300
         return vlm(config)
 
@@ -196,19 +237,23 @@ def small_pi0(tokenizer: Path) -> Iterator[None]:
         config.vocab_size = 300
         return expert(config)
 
-    gemma = modeling.GemmaConfig(width=32, depth=2, mlp_dim=32, num_heads=2, num_kv_heads=1, head_dim=16)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(modeling, "get_gemma_config", lambda variant: gemma)
-        patch.setattr(modeling, "PaliGemmaForConditionalGenerationWithPiGemma", small_vlm)
-        patch.setattr(modeling, "PiGemmaForCausalLM", small_expert)
-        patch.setattr(processor, "TokenizerProcessorStep", lambda **o: step(**{**o, "tokenizer_name": str(tokenizer)}))
-        yield
+    patch.setattr(modeling, "get_gemma_config", lambda variant: gemma)
+    patch.setattr(modeling, "PaliGemmaForConditionalGenerationWithPiGemma", small_vlm)
+    patch.setattr(modeling, "PiGemmaForCausalLM", small_expert)
+    patch.setattr(processor, "TokenizerProcessorStep", lambda **o: step(**{**o, "tokenizer_name": str(tokenizer)}))
 
 
 @pytest.fixture(scope="session")
 def vlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vlm")
     save_vlm(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("clip")
+    save_clip(folder)
     return folder
 
 
@@ -231,7 +276,10 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtur
             settings = {**settings, **changed}
             if kind == "smolvla":
                 settings["vlm_model_name"] = str(request.getfixturevalue("vlm"))
-            with small_pi0(request.getfixturevalue("vlm")) if kind == "pi0" else nullcontext():
+            if kind == "multi_task_dit":
+                clip = str(request.getfixturevalue("clip"))
+                settings |= {"vision_encoder_name": clip, "text_encoder_name": clip}
+            with small_pi0(request.getfixturevalue("vlm")) if kind in ("pi0", "pi05") else nullcontext():
                 save(root / name, type_, inputs, settings)
             made[name] = root / name
         return made[name]

@@ -98,6 +98,7 @@ class Ours:
         ("act", ("state", "environment_state"), 4, 4),
         ("ddim", ("state", "environment_state"), 1, 4),
         ("ddpm", ("state", "environment_state"), 1, 4),
+        ("multi_task_dit", ("state", "images.top"), 1, 4),
         ("vqbet", ("state", "image"), 1, 4),
         ("tdmpc", ("state", "image"), 2, 2),
     ],

@@ -106,3 +106,17 @@ class TestPi0(LeRobotContract):
 class TestPi0RealTimeChunking(TestPi0):
     history = True
     options: ClassVar[Mapping[str, Any]] = {"rtc": True}
+
+
+class TestPi05(TestPi0):
+    kind = "pi05"
+
+
+class TestMultiTaskDit(LeRobotContract):
+    kind, horizon, history, prompt = "multi_task_dit", 7, True, "push the T"
+    keys = ("state", "images.top")
+
+
+class TestGaussianActor(LeRobotContract):
+    kind, horizon = "gaussian_actor", 1
+    keys = ("state",)
