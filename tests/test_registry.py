@@ -10,7 +10,10 @@ from omni_loop import registry
 from omni_loop.errors import ConfigError, MissingExtra, UnknownName
 from omni_loop.registry import DEMOS, ENVS, PIPELINES, STAGES, TEMPLATES
 
-GROUPS = (PIPELINES, STAGES, ENVS, DEMOS, registry.TRAINERS, registry.CONTEXT_READERS, registry.COMMANDS)
+GROUPS = (
+    *(PIPELINES, STAGES, ENVS, DEMOS, registry.TRAINERS, registry.ROLLOUT_TRAINERS, registry.CONTEXT_READERS),
+    registry.COMMANDS,
+)
 
 
 @pytest.fixture
