@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,8 @@ from torch import Generator, Tensor
 from torch.overrides import TorchFunctionMode
 
 from omni_loop.errors import StageFailed
+
+_global = threading.Lock()  # runners in threads of one process share torch's global generators
 
 
 def generators(seeds: Sequence[int]) -> list[Generator]:
@@ -25,9 +28,9 @@ def normal(seeds: Sequence[int], shape: tuple[int, ...], device: torch.device | 
 
 @contextmanager
 def seeded(seed: int, device: torch.device | str) -> Iterator[None]:
-    """The global generators of this call, and as they were after it."""
+    """The global generators are this call's, and as they were after it."""
     kind = torch.device(device).type
-    with torch.random.fork_rng(devices=None if kind == "cuda" else [], device_type="cuda"):
+    with _global, torch.random.fork_rng(devices=None if kind == "cuda" else [], device_type="cuda"):
         torch.manual_seed(seed)
         yield
 

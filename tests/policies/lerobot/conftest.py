@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("lerobot", reason="needs the extra lerobot")
-
 Checkpoints = Callable[..., Path]
 ACTION_DIM = 3
 STATE, ENV, IMAGE = ("STATE", (4,)), ("ENV", (6,)), ("VISUAL", (3, 64, 64))

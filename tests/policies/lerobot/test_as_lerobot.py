@@ -19,6 +19,7 @@ from omni_loop_policies.lerobot.noise import normal
 from omni_loop_policies.lerobot.stage import LeRobotStage
 from omni_loop_policies.lerobot.template import lerobot
 
+pytest.importorskip("lerobot")
 pytestmark = pytest.mark.timeout(300)
 Checkpoints = Callable[..., Path]
 Arrays = Mapping[str, NDArray[Any]]
@@ -172,6 +173,23 @@ def test_real_time_chunking_continues_the_last_chunk_as_lerobot_does(
     assert far["ours"] < far["plain"]
     ours.driver.close()
     plain.driver.close()
+
+
+def test_relative_actions_are_added_to_each_sessions_own_state(checkpoints: Checkpoints, small_gemma: None) -> None:
+    """pi0 may give actions relative to the state that the preprocessor saw last: in a batch, each to its own."""
+    folder = checkpoints("pi0", use_relative_actions=True)
+    driver, theirs, scenes = Driver(LeRobotStage(str(folder))), Theirs(folder), episode("state", "images.top")[:3]
+    asks = {f"s{n}": ask(scene, 0) for n, scene in enumerate(scenes)}
+    for n, name in enumerate(asks):
+        driver.open(name, n)
+    noise = [normal([item.noise_seed("act")], (8, 8), "cpu") for item in driver.items(0, asks).values()]
+    for name in asks:
+        driver.discard(name, 0)
+    for scene, drawn, made in zip(scenes, noise, driver.batch(0, asks), strict=True):
+        assert not isinstance(made, Exception)
+        want = theirs.post(theirs.policy.predict_action_chunk(theirs.batch(scene), noise=drawn))[0]
+        assert np.abs(as_numpy(made["chunk"].arrays["actions"]) - want).max() <= 1e-5
+    driver.close()
 
 
 def test_sessions_of_different_delays_meet_in_a_batch(checkpoints: Checkpoints) -> None:

@@ -21,6 +21,7 @@ from omni_loop_policies.lerobot.load import Options, load
 from omni_loop_policies.lerobot.stage import LeRobotStage
 from omni_loop_policies.lerobot.template import lerobot
 
+pytest.importorskip("lerobot")
 pytestmark = pytest.mark.timeout(300)
 Checkpoints = Callable[..., Path]
 NORMALISER = "policy_preprocessor_step_3_normalizer_processor.safetensors"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,8 +12,10 @@ import pytest
 from omni_loop.messages import PayloadKind
 from omni_loop.stage import Payload
 from omni_loop.testing.policy_contract import PolicyContract
+from omni_loop.testing.stage_driver import Driver
 from omni_loop_policies.lerobot.stage import LeRobotStage
 
+pytest.importorskip("lerobot")
 pytestmark = pytest.mark.timeout(300)  # importing LeRobot takes a minute on a busy machine
 
 SHAPES = {"state": (4,), "environment_state": (6,), "image": (64, 64, 3), "images.top": (32, 32, 3)}
@@ -33,6 +35,7 @@ class LeRobotContract(PolicyContract):
     keys: ClassVar[tuple[str, ...]] = ("state", "environment_state")
     changed: ClassVar[Mapping[str, Any]] = {}
     options: ClassVar[Mapping[str, Any]] = {}
+    stage: ClassVar[LeRobotStage]
     action_dim = 3
     low, high = -np.inf, np.inf
     atol = 1e-5
@@ -40,6 +43,17 @@ class LeRobotContract(PolicyContract):
     @pytest.fixture(autouse=True)
     def _folder(self, checkpoints: Callable[..., Path]) -> None:
         self.folder = checkpoints(self.kind, **self.changed)
+
+    @pytest.fixture
+    def driver(self) -> Iterator[Driver]:
+        """All tests of a class share a stage: what one left in the object would show in the next."""
+        cls = type(self)
+        if "stage" not in vars(cls):
+            cls.stage = self.make_stage()
+        driver = Driver(cls.stage, max_sessions=12)
+        self.open(driver, "s")
+        yield driver
+        driver.close()
 
     def make_stage(self) -> LeRobotStage:
         return LeRobotStage(str(self.folder), **self.options)

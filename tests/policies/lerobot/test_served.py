@@ -16,6 +16,7 @@ from omni_loop.errors import InvalidInput, OmniLoopError, TensorError
 from omni_loop.serve.background import BackgroundServer
 from omni_loop.types import TickResult
 
+pytest.importorskip("lerobot")
 pytestmark = pytest.mark.timeout(600)
 READY_S = 280.0  # importing LeRobot takes a minute on a busy machine
 Checkpoints = Callable[..., Path]
