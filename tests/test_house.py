@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import subprocess
 import sys
@@ -55,6 +56,15 @@ def test_files_stay_small(shipped: Shipped) -> None:
     own = [p for p in shipped.files if p.endswith(".py") and Path(p).name not in GENERATED]
     large = {p: n for p in own if (n := (ROOT / p).read_text(encoding="utf-8").count("\n")) > 400}
     assert not large
+
+
+def test_pages_that_are_named_are_there_and_every_page_is_named() -> None:
+    pages = {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")}
+    for page in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", *sorted(pages)):
+        named = set(re.findall(r"docs/[a-z_]+\.md", (ROOT / page).read_text(encoding="utf-8")))
+        assert named <= pages, page
+        if page == "README.md":
+            assert pages <= named
 
 
 @pytest.mark.parametrize("module", ["omni_loop.client", "omni_loop.types", "omni_loop.registry", "omni_loop.cli"])
