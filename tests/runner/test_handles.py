@@ -118,7 +118,8 @@ def held(handle: Handle) -> int:
     """Payloads the runner holds."""
     if isinstance(handle, LocalRunner):
         return handle.connector.health().payloads
-    return sum(f"/{p.name}".startswith(handle._prefix) for p in Path("/dev/shm").iterdir())
+    segments = [p for p in Path("/dev/shm").iterdir() if f"/{p.name}".startswith(handle._prefix)]
+    return sum(p.read_bytes()[:4] != b"FREE" for p in segments)
 
 
 async def test_a_process_answers_what_a_thread_answers(toys: str) -> None:
