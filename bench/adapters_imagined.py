@@ -83,7 +83,7 @@ class Dreams:
     def away(self) -> NDArray[np.float64]:
         """``[episodes, 2, 32]``: coverage imagined, and that before the first action, minus the real one."""
         env = ImaginedEnv(self.world, lambda seed: self.real[seed].start, judge=Coverage(), max_steps=_AHEAD)
-        rows = []
+        rows: list[NDArray[np.float64]] = []
         for seed, real in self.real.items():
             self._settings.say(f"imagining episode {len(rows) + 1} of {len(self.real)}")
             env.reset(seed=seed)

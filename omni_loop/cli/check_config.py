@@ -14,6 +14,7 @@ from ..errors import CheckpointError, ConfigError, nearest
 from ..loop.edges import choose, routes_of
 from ..loop.graph import CompiledPipeline, compile_pipeline
 from ..loop.pipeline import StageDef, load_pipeline
+from ..messages import Scalar
 from .steps import Steps, absent, say_machine
 
 
@@ -72,7 +73,7 @@ def placed(deployment: Deployment, stages: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def options_of(stage: StageDef, deployment: Deployment, device: str = "cpu") -> dict[str, object]:
+def options_of(stage: StageDef, deployment: Deployment, device: str = "cpu") -> dict[str, Scalar]:
     """What the stage's factory will be called with on a runner of ``device``."""
     options = {**stage.options, **deployment.stage_options.get(stage.factory, {})}
     if device != "cpu":
