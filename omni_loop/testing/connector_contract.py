@@ -15,7 +15,7 @@ import pytest
 
 from ..connect.base import Connector, Outcome, as_numpy, outcome_of, pending
 from ..errors import PayloadError
-from ..messages import PayloadKey, PayloadKind, Scalar
+from ..messages import PayloadKey, PayloadKind, Receipt, Scalar
 from ..stage import Payload
 
 DTYPES = ("bool", "uint8", "int16", "int32", "int64", "float16", "float32", "float64")
@@ -39,6 +39,10 @@ class ConnectorContract:
     shared = False
 
     def make(self) -> Connector:
+        raise NotImplementedError
+
+    def damage(self, receipt: Receipt) -> None:
+        """Change a byte of what was put; asked for where payloads are ``shared``."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -77,7 +81,8 @@ class ConnectorContract:
     def test_receipt_says_key_kind_backend_and_bytes(self, connector: Connector) -> None:
         receipt = connector.put(payload_key(), Payload(PayloadKind.ACTIONS, {"a": np.zeros((4, 2), np.float32)}))
         assert (receipt.key, receipt.kind) == (payload_key(), PayloadKind.ACTIONS)
-        assert (receipt.connector, receipt.nbytes) == (connector.name, 32)
+        assert (receipt.connector, receipt.nbytes) == (connector.backend(payload_key().edge), 32)
+        assert receipt.connector in connector.backends
 
     def test_a_payload_can_be_got_again(self, connector: Connector, reader: Connector) -> None:
         receipt = connector.put(payload_key(), Payload(PayloadKind.TOKENS, {"t": np.arange(5)}))
@@ -109,12 +114,12 @@ class ConnectorContract:
         connector.get(other)  # epochs are a session's own
 
     def test_what_was_never_put_is_not_ready(self, connector: Connector) -> None:
-        receipt = pending(payload_key(), PayloadKind.TOKENS, connector.name)
+        receipt = pending(payload_key(), PayloadKind.TOKENS, connector.backend(payload_key().edge))
         assert refused(lambda: connector.get(receipt)) is Outcome.NOT_READY
         assert refused(lambda: connector.get(receipt, deadline_s=0.01)) is Outcome.NOT_READY
 
     def test_get_waits_for_a_pending_payload(self, connector: Connector) -> None:
-        receipt = pending(payload_key(), PayloadKind.TOKENS, connector.name)
+        receipt = pending(payload_key(), PayloadKind.TOKENS, connector.backend(payload_key().edge))
         payload = Payload(PayloadKind.TOKENS, {"t": np.array([9])})
         thread = threading.Timer(0.02, connector.put, (payload_key(), payload))
         thread.start()
@@ -125,6 +130,28 @@ class ConnectorContract:
         receipt = connector.put(payload_key(), Payload(PayloadKind.TOKENS, {"t": np.array([1])}))
         foreign = replace(receipt, connector="elsewhere", location="nowhere", key=payload_key(tick=2))
         assert refused(lambda: connector.get(foreign)) is Outcome.GONE
+
+    def test_parts_and_the_whole_are_payloads_of_their_own(self, connector: Connector, reader: Connector) -> None:
+        keys = [replace(payload_key(), part=part) for part in range(3)]
+        receipts = [connector.put(k, Payload(PayloadKind.TOKENS, {"t": np.array([k.part])})) for k in keys]
+        for key, receipt in zip(keys, receipts, strict=True):
+            assert as_numpy(reader.get(receipt).arrays["t"])[0] == key.part
+        connector.cleanup(keys[1])
+        assert refused(lambda: reader.get(receipts[1])) is Outcome.GONE
+        assert as_numpy(reader.get(receipts[0]).arrays["t"])[0] == 0
+        assert as_numpy(reader.get(receipts[2]).arrays["t"])[0] == 2
+
+    def test_a_kind_of_ones_own_arrives(self, connector: Connector, reader: Connector) -> None:
+        receipt = connector.put(payload_key(), Payload("lidar", {"points": np.zeros((5, 3))}, schema=4))
+        got = reader.get(receipt)
+        assert (receipt.kind, got.kind, got.schema) == ("lidar", "lidar", 4)
+
+    def test_what_was_damaged_on_its_way_is_corrupt(self, connector: Connector, reader: Connector) -> None:
+        if not self.shared:
+            pytest.skip("a reference has no way on which it could be damaged")
+        receipt = connector.put(payload_key(), Payload(PayloadKind.TOKENS, {"t": np.arange(5)}))
+        self.damage(receipt)
+        assert refused(lambda: reader.get(receipt)) is Outcome.CORRUPT
 
     def test_a_session_is_cleaned_up_at_once(self, connector: Connector, reader: Connector) -> None:
         payload = Payload(PayloadKind.TOKENS, {"t": np.array([1])})

@@ -26,6 +26,12 @@ SHM = Path("/dev/shm")
 needs_listing = pytest.mark.skipif(not SHM.is_dir(), reason="shared memory has no directory here")
 
 
+def flip_last_byte(receipt: Receipt) -> None:
+    path = SHM / receipt.location.removeprefix("/").split(":")[0]
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+
+
 def names(prefix: str) -> list[str]:
     return sorted(p.name for p in SHM.iterdir() if f"/{p.name}".startswith(prefix))
 
@@ -39,6 +45,9 @@ class TestShm(ConnectorContract):
 
     def make(self) -> Connector:
         return ShmConnector()
+
+    def damage(self, receipt: Receipt) -> None:
+        flip_last_byte(receipt)
 
 
 def test_tensors_come_out_as_arrays() -> None:

@@ -11,11 +11,13 @@ import numpy as np
 from omni_loop.connect.local import LocalConnector
 from omni_loop.errors import Exhausted
 from omni_loop.messages import (
+    Answer,
     Command,
     Commit,
     Done,
     Failed,
     OpenSession,
+    Part,
     PayloadKey,
     PayloadKind,
     Receipt,
@@ -137,7 +139,8 @@ class Bed:
         entries = [(name, factory, {}) for name, factory in stages.items()]
         self.runner = build(entries, self.connector, settings or RunnerSettings(budget=Budget(max_sessions=32)))  # type: ignore[arg-type]
         self.batcher = Batcher(self.runner, self.clock)
-        self.answers: dict[int, Report] = {}
+        self.answers: dict[int, Answer] = {}
+        self.parts: list[Part] = []
         self._requests = itertools.count(1)
 
     def open(self, *sessions: str) -> None:
@@ -154,8 +157,11 @@ class Bed:
         reports = self.batcher.step()
         for report in reports:
             assert report.request not in self.answers, "answered twice"
-            self.answers[report.request] = report
-        return [report.request for report in reports]
+            if isinstance(report, Part):
+                self.parts.append(report)
+            else:
+                self.answers[report.request] = report
+        return [report.request for report in reports if not isinstance(report, Part)]
 
     def work(self) -> None:
         """Step while something is due."""
@@ -165,7 +171,7 @@ class Bed:
             self.step()
         raise AssertionError("the batcher is busy for ever")
 
-    def now(self, command: Command) -> Report:
+    def now(self, command: Command) -> Answer:
         request = self.add(command)
         self.work()
         return self.answers[request]
