@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -56,19 +57,35 @@ def write(
     shutil.rmtree(partial, ignore_errors=True)
     made = _create(demo_set, demos, partial, f"omni_loop/{folder.name}")
     rows = 0
-    for i, episode in enumerate(episodes):
-        wanted = demos.start[episode] + np.arange(demos.length[episode] - 1)
-        columns = {feature_of(k): v for k, v in demo_set.observations(demos, wanted).items()}
-        columns[ACTION] = demos.label[wanted]
-        for row in range(len(wanted)):
-            made.add_frame({**{name: column[row] for name, column in columns.items()}, "task": demo_set.prompt})
-        made.save_episode()
-        rows += len(wanted)
-        if progress:
-            progress(i + 1, len(episodes))
-    made.finalize()
+    with _no_bars():
+        for i, episode in enumerate(episodes):
+            wanted = demos.start[episode] + np.arange(demos.length[episode] - 1)
+            columns = {feature_of(k): v for k, v in demo_set.observations(demos, wanted).items()}
+            columns[ACTION] = demos.label[wanted]
+            for row in range(len(wanted)):
+                made.add_frame({**{name: column[row] for name, column in columns.items()}, "task": demo_set.prompt})
+            made.save_episode()
+            rows += len(wanted)
+            if progress:
+                progress(i + 1, len(episodes))
+        made.finalize()
     partial.rename(folder)
     return {"episodes": len(episodes), "rows": rows}
+
+
+@contextlib.contextmanager
+def _no_bars() -> Iterator[None]:
+    """LeRobot's tables draw a progress bar for every episode."""
+    from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
 
 
 def _create(demo_set: Observed, demos: Demos, folder: Path, repo_id: str) -> Any:
