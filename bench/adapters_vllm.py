@@ -8,20 +8,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cached_property
+from contextlib import ExitStack, contextmanager
+from functools import cached_property, partial
 from statistics import median
 
 import numpy as np
 
+from omni_loop.config import load
 from omni_loop.messages import PayloadKind
 from omni_loop.stage import Payload, Stage
+from omni_loop.training.checkpoint import revision
 from omni_loop.types import Op
+from omni_loop_worlds.context.perceive import perceive
 from omni_loop_worlds.stages import ContextStage
+from omni_loop_worlds.stages.shared import checkpoint
+from omni_loop_worlds.train.context import ContextRecipe, evaluate
+from omni_loop_worlds.vllm.history import roll
 from omni_loop_worlds.vllm.stage import VllmContextStage
 
+from .held_out import held_out
 from .rows import Bench, Measured, Settings
 from .sessions import Sessions, one_thread
+from .vllm_streaming import in_turns
 
 _FILL = 6  # ticks in which windows fill
 _MANY = 16
@@ -30,10 +38,32 @@ _MANY = 16
 class Engines:
     """The same checkpoint on both. Sessions see noise, each tick another: no two share more than the instruction."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, stack: ExitStack) -> None:
+        self._settings, self._stack = settings, stack
+        self.quick = settings.quick
         self._ticks = _FILL + (6 if settings.quick else 60)
-        self.vllm, self.embedded = VllmContextStage(settings.checkpoints), ContextStage(settings.checkpoints)
-        self.vllm.warm_up()
+
+    @cached_property
+    def embedded(self) -> ContextStage:
+        return ContextStage(self._settings.checkpoints)
+
+    @cached_property
+    def vllm(self) -> VllmContextStage:
+        stage = VllmContextStage(self._settings.checkpoints)
+        self._stack.callback(stage.close)
+        stage.warm_up()
+        return stage
+
+    @cached_property
+    def rule(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Figures of held-out episodes read by the rule of the window, and as the embedded engine reads them."""
+        s = self._settings
+        folder = checkpoint("codec", s.checkpoints)
+        model, demos = self.embedded.model, held_out(s)
+        seen = perceive(self.embedded.codec, revision(folder), demos, s.say, exact=True)
+        recipe, keep = load(ContextRecipe, "context", "train"), model.config.window_ticks // 2
+        ours = evaluate(model, seen, demos, recipe, partial(roll, keep=keep))
+        return ours, evaluate(model, seen, demos, recipe)
 
     @cached_property
     def one(self) -> tuple[float, float]:
@@ -107,12 +137,8 @@ class _Timed:
 
 @contextmanager
 def _subject(settings: Settings) -> Iterator[Engines]:
-    with one_thread():
-        engines = Engines(settings)
-        try:
-            yield engines
-        finally:
-            engines.vllm.close()
+    with one_thread(), ExitStack() as stack:
+        yield Engines(settings, stack)
 
 
 BENCH: Bench[Engines] = Bench("vllm", _subject)
@@ -140,3 +166,25 @@ def vllm_prefill(engines: Engines) -> Measured:
 def vllm_cached(engines: Engines) -> Measured:
     """A tick of one session on vLLM behind what the prefix cache has of it, against with the cache emptied."""
     return Measured(*engines.emptied)
+
+
+@BENCH.row("ms")
+def vllm_streaming(engines: Engines) -> Measured:
+    """A tick as a chunk of a request that stays open (streaming input, which gives no hidden states), against as a
+    request of its own behind the prefix cache, in turns."""
+    return Measured(*in_turns(engines.vllm.engine, 3 if engines.quick else 20))
+
+
+@BENCH.row("coverage")
+def vllm_window_error(engines: Engines) -> Measured:
+    """Mean absolute error of progress on held-out episodes when the context is re-anchored as for vLLM, against with
+    the embedded engine's sliding window. Needs no vLLM."""
+    ours, theirs = engines.rule
+    return Measured(ours["progress_mae"], theirs["progress_mae"])
+
+
+@BENCH.row("F1")
+def vllm_window_done(engines: Engines) -> Measured:
+    """F1 of done on the same episodes. Needs no vLLM."""
+    ours, theirs = engines.rule
+    return Measured(ours["done_f1"], theirs["done_f1"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -181,7 +181,13 @@ class Judged:
         return self.coverage > DONE_COVERAGE
 
 
-def judge(model: ContextModel, seen: Seen, demos: Demos, recipe: ContextRecipe, episodes: Iterable[int]) -> Judged:
+#: Serves a session's ticks as :func:`roll` does.
+Roll = Callable[[ContextModel, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def judge(
+    model: ContextModel, seen: Seen, demos: Demos, recipe: ContextRecipe, episodes: Iterable[int], serve: Roll = roll
+) -> Judged:
     """Serve ``episodes`` tick by tick from their first row on; the last row is a tick too."""
     progress, done, coverage = [], [], []
     for e in episodes:
@@ -189,7 +195,7 @@ def judge(model: ContextModel, seen: Seen, demos: Demos, recipe: ContextRecipe, 
         rows = torch.from_numpy(np.unique(np.append(np.arange(start, end, recipe.stride), end)))[None]
         before = torch.cat([torch.tensor([[-1]]), rows[:, :-1]], 1)
         given = tokens_of(seen, rows, before, seen.estimate[rows])[0]
-        p, d = roll(model, given, layout.instruction_tokens(recipe.instruction))
+        p, d = serve(model, given, layout.instruction_tokens(recipe.instruction))
         progress.append(p)
         done.append(d)
         coverage.append(seen.coverage[rows[0]])
@@ -216,9 +222,11 @@ def calibrate(model: ContextModel, seen: Seen, demos: Demos, recipe: ContextReci
     return biases[int(smooth.argmax())]
 
 
-def evaluate(model: ContextModel, seen: Seen, demos: Demos, recipe: ContextRecipe) -> dict[str, float]:
+def evaluate(
+    model: ContextModel, seen: Seen, demos: Demos, recipe: ContextRecipe, serve: Roll = roll
+) -> dict[str, float]:
     """Held-out episodes tick by tick: Pearson r of progress, F1 of done at probability 0.5."""
-    judged = judge(model, seen, demos, recipe, demos.episodes("expert", "perturbed", "random", framed=True))
+    judged = judge(model, seen, demos, recipe, demos.episodes("expert", "perturbed", "random", framed=True), serve)
     p, t = judged.progress, judged.coverage
     f1, precision, recall = done_scores(judged.done > 0.5, judged.true_done)
     return {

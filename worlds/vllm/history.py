@@ -19,7 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..context.decode import read_instruction, read_tick
 from ..context.layout import INSTRUCTION, TICK
+from ..context.llama import ContextModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,23 @@ class History:
         if len(ticks) > window:
             ticks = ticks[len(ticks) - keep :]
         return History(ticks, min(tail, len(ticks)))
+
+
+@torch.no_grad()
+def roll(model: ContextModel, given: Tensor, instruction: Tensor, keep: int) -> tuple[Tensor, Tensor]:
+    """What the embedded model says of a session's ticks ``given int64[t, 30]`` when it reads them by this rule:
+    progress and done probability ``[t]``. For figures of the rule alone."""
+    head, window = read_instruction(model, instruction[None]), model.config.window_ticks
+    history, progress, done = History(given.new_zeros(0, TICK)), [], []
+    for tokens in given:
+        past = head
+        if len(history.ticks):
+            past = torch.cat([head, model(history.ticks.flatten()[None], head)[1]], 3)
+        reading = read_tick(model, past, tokens[None])
+        history = history.with_tick(reading.tokens[0], False, window, keep)
+        progress.append(reading.progress[0])
+        done.append(reading.done[0])
+    return torch.stack(progress), torch.stack(done)
 
 
 def longest(window: int) -> int:
