@@ -32,12 +32,15 @@ class Column:
 
     def append(self, rows: NDArray[Any]) -> None:
         """Take over ``rows [n, *shape]``, which are not written yet."""
-        if rows.shape[1:] != self._shape or rows.dtype != self._dtype:
-            raise ValueError(f"{self.place}: {rows.dtype}{list(rows.shape)} beside {self._dtype}[n, {self._shape}]")
         if len(rows):
             self._buffer.append(rows)
             self.waiting += len(rows)
             self.rows += len(rows)
+
+    def check(self, rows: NDArray[Any]) -> None:
+        """Raises ValueError when ``rows`` are of another dtype or shape."""
+        if rows.shape[1:] != self._shape or rows.dtype != self._dtype:
+            raise ValueError(f"{self.place}: {rows.dtype}{list(rows.shape)} beside {self._dtype}{[-1, *self._shape]}")
 
     @property
     def due(self) -> bool:

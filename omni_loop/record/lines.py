@@ -101,7 +101,12 @@ class Lines:
             self._lines[event.source].needed = True
 
     def _tick(self, line: Line, item: Item, event: Ticked) -> None:
-        line.part.tick(item.order, item.at_ns, event)
+        try:
+            line.part.tick(item.order, item.at_ns, event)
+        except Exception:  # a bug: it is logged, and the session goes on without this tick
+            line.part.events.append(_event("gap", item, ticks=1))
+            self._on_lost(1, "error")
+            raise
         if not self._write(line.part):
             self._next_part(line, item.order, lost=line.part.ticks)
         elif line.part.ticks >= self._config.part_ticks:
@@ -160,26 +165,26 @@ class Lines:
 
     def _write(self, part: Part, everything: bool = False) -> bool:
         """False: the folder of the part is gone, and the part with it."""
-        before = len(part.lost)
+        before, gone = len(part.lost), False
         try:
             if nbytes := part.write(self._room.reserve, everything):
                 self._room.add(nbytes)
                 self.trouble = ""
-        except Vanished as error:
-            self._vanished(part, error)
-            return False
         except Exception as error:
-            self.trouble = _why(error)
+            self.trouble, gone = _why(error), isinstance(error, Vanished)
         if lost := len(part.lost) - before:
             part.events.append({"event": "lost", "ticks": lost, "why": self.trouble})
             self._on_lost(lost, "disk")
-        return True
+        if gone:
+            self._give_up(part, "gone")
+        return not gone
 
     def _seal(self, part: Part) -> bool:
         try:
             nbytes = part.seal()
         except Vanished as error:
-            self._vanished(part, error)
+            self.trouble = _why(error)
+            self._give_up(part, "gone")
             return False
         except Exception as error:
             self.trouble = _why(error)
@@ -191,10 +196,6 @@ class Lines:
         self._room.add(max(0, nbytes - part.nbytes))
         self._on_written(part.ticks - len(part.lost))
         return True
-
-    def _vanished(self, part: Part, error: Vanished) -> None:
-        self.trouble = _why(error)
-        self._give_up(part, "gone")
 
     def _give_up(self, part: Part, why: Why) -> None:
         self._on_lost(part.ticks - len(part.lost), why)

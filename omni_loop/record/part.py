@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import OmniLoopError
-from ..types import ArraySpec, SessionSpec, TickResult
+from ..types import ArraySpec, Op, SessionSpec, TickResult
 from . import layout, sealed
 from .column import Column
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     import zarr
     from zarr.abc.store import Store
 
-    from ..loop.request import PlanRequest
     from ..loop.tap import Ticked
 
 StoreAt = Callable[[Path], "Store"]
+_PLAN = ("horizon", "candidates", "iterations", "method", "budget_ms")
 Reserve = Callable[[int], None]  # raises OSError when there is no room for so many bytes more
 
 
@@ -74,27 +74,53 @@ class Part:
     # Gathering ---------------------------------------------------------------------------------------------
 
     def tick(self, order: int, at_ns: int, event: Ticked) -> None:
-        """Take over a tick; nothing is written."""
+        """Take over a tick; nothing is written. Raises ValueError, changing nothing, when an array is of another dtype
+        or shape than those before it: a session's never are."""
         request, result, index = event.request, event.result, self.ticks
-        for key, array in request.arrays.items():
-            if key in self._kept:
-                self._observe(index, self._kept[key], array, stacked=event.request.op == "recondition")
-        self._add(index, layout.EXECUTED, event.executed)
-        self._add(index, layout.ACTIONS, request.actions)
-        if request.plan is not None:
-            self._plan(index, request.plan, result)
-        self._answer(index, result)
+        arrays = self._arrays(event)
+        for place, rows in arrays.items():
+            if place in self._columns:
+                self._columns[place].check(rows)
         seed = int(np.uint64(event.seed).astype(np.int64))
         given = (
             *(order, at_ns, request.seq, layout.OPS.index(request.op), event.epoch, event.tick, event.step, seed),
             *(1, request.frames, request.steps, result.epoch),
         )
         self._numbers.append((*given, *self._labels(result), event.stands))
+        for place, rows in arrays.items():
+            self._add(index, place, rows)
+        self._note(index, event)
         t, progress = result.timings, result.progress
         judged = (math.nan, math.nan) if progress is None else (progress.progress, progress.done)
         self._reals.append((t.total_ms, t.model_ms, t.queue_ms, *judged))
         for stage, ms in t.stages_ms.items():
             self._stages.setdefault(stage, {})[index] = ms
+
+    def _arrays(self, event: Ticked) -> dict[str, NDArray[Any]]:
+        """The rows that the tick has in each column."""
+        request, result, plan = event.request, event.result, event.request.plan
+        arrays: dict[str, NDArray[Any] | None] = {}
+        for key, array in request.arrays.items():
+            if key in self._kept:
+                arrays |= _observed(self._kept[key], array, stacked=request.op is Op.RECONDITION)
+        arrays |= {layout.EXECUTED: event.executed, layout.ACTIONS: request.actions}
+        if plan is not None:
+            arrays |= {layout.GOAL: None if plan.goal is None else plan.goal[None], layout.INIT: plan.init}
+        if result.chunk is not None:
+            arrays[layout.CHUNK] = result.chunk.actions
+        if result.frames is not None and self._keep_frames:
+            arrays |= {layout.FRAMES: result.frames.frames, layout.SCENE: result.frames.scene}
+        return {place: rows for place, rows in arrays.items() if rows is not None}
+
+    def _note(self, index: int, event: Ticked) -> None:
+        """What of a tick is no number."""
+        plan, result = event.request.plan, event.result
+        if plan is not None:
+            asked = {name: getattr(plan, name) for name in _PLAN}
+            summary = None if result.plan is None else asdict(result.plan)
+            self.events.append({"event": "plan", "row": index, "asked": asked, "summary": summary})
+        if result.frames_error is not None:
+            self.events.append({"event": "frames_error", "row": index, **describe(result.frames_error)})
 
     def _labels(self, result: TickResult) -> tuple[int, int, int, int]:
         chunk, frames, progress = result.chunk, result.frames, result.progress
@@ -108,34 +134,7 @@ class Part:
             layout.ABSENT if progress is None else progress.step,
         )
 
-    def _answer(self, index: int, result: TickResult) -> None:
-        if result.chunk is not None:
-            self._add(index, layout.CHUNK, result.chunk.actions)
-        if result.frames is not None and self._keep_frames:
-            self._add(index, layout.FRAMES, result.frames.frames)
-            self._add(index, layout.SCENE, result.frames.scene)
-        if result.frames_error is not None:
-            self.events.append({"event": "frames_error", "row": index, **describe(result.frames_error)})
-
-    def _plan(self, index: int, plan: PlanRequest, result: TickResult) -> None:
-        self._add(index, layout.GOAL, None if plan.goal is None else plan.goal[None])
-        self._add(index, layout.INIT, plan.init)
-        asked = {name: getattr(plan, name) for name in ("horizon", "candidates", "iterations", "method", "budget_ms")}
-        summary = None if result.plan is None else asdict(result.plan)
-        self.events.append({"event": "plan", "row": index, "asked": asked, "summary": summary})
-
-    def _observe(self, index: int, spec: ArraySpec, array: NDArray[Any], stacked: bool) -> None:
-        rows = array if stacked else array[None]
-        if not layout.varies(spec):
-            self._add(index, layout.place(spec.name), rows)
-            return
-        self._add(index, layout.place(spec.name), rows.reshape(-1))
-        shape = np.array([rows.shape], np.int64)
-        self._add(index, layout.shapes_of(spec.name), shape)
-
-    def _add(self, index: int, place: str, rows: NDArray[Any] | None) -> None:
-        if rows is None:
-            return
+    def _add(self, index: int, place: str, rows: NDArray[Any]) -> None:
         if place not in self._columns:
             self._columns[place] = Column(self._beside, place, rows.shape[1:], rows.dtype)
             self._rows[place], self._starts[place] = {}, ([], [])
@@ -239,6 +238,15 @@ class Part:
             array = group.create_array(name, shape=table.shape, dtype=table.dtype, chunks=chunks, overwrite=True)
             if table.size:
                 array[...] = table
+
+
+def _observed(spec: ArraySpec, array: NDArray[Any], stacked: bool) -> dict[str, NDArray[Any] | None]:
+    """The rows of an observation key; ``stacked``: it has a leading axis of several steps."""
+    rows = array if stacked else array[None]
+    if not layout.varies(spec):
+        return {layout.place(spec.name): rows}
+    shape = np.array([rows.shape], np.int64)
+    return {layout.place(spec.name): rows.reshape(-1), layout.shapes_of(spec.name): shape}
 
 
 def describe(error: OmniLoopError) -> dict[str, Any]:

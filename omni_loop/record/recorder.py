@@ -11,6 +11,7 @@ is counted: once in the log when it begins and once when it is over, in the coun
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import queue
@@ -45,11 +46,13 @@ _degraded = metrics.gauge("omni_loop_record_degraded", "1 while ticks that shoul
 
 @dataclass(slots=True)
 class Counts:
-    """Of ticks: ``heard`` = ``written`` (in sealed episodes) + ``lost`` + those on their way."""
+    """Of ticks: ``heard`` = ``written`` (in sealed episodes) + ``lost`` + those on their way. ``waiting``: of anything
+    that was heard, what the writer has not seen to yet."""
 
     heard: int = 0
     written: int = 0
     lost: int = 0
+    waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,8 @@ class Recorder:
 
     @property
     def counts(self) -> Counts:
-        return Counts(self._heard, self._written, self._lost_by_loop + self._lost_by_writer)
+        lost, waiting = self._lost_by_loop + self._lost_by_writer, self._in_items - self._out_items
+        return Counts(self._heard, self._written, lost, waiting)
 
     # Heard on the loop -------------------------------------------------------------------------------------
 
@@ -147,10 +151,10 @@ class Recorder:
                 _degraded.set(1)
                 _log.error("recording: more waits than may wait; ticks are being lost")
             return
-        if self._overflows and kind == "ticked":
+        if self._overflows and self._in_items == self._out_items:  # not at the first free place: it would come and go
             self._overflows = False
             _degraded.set(0 if self.healthy() else 1)
-            _log.warning("recording: there is room in the queue again; %d ticks were lost", self.counts.lost)
+            _log.warning("recording: the queue is empty again; %d ticks were lost", self.counts.lost)
         gap = self._dropped.pop(session, 0)
         self._in_bytes += nbytes
         self._in_items += 1
@@ -166,15 +170,18 @@ class Recorder:
     # On the thread -----------------------------------------------------------------------------------------
 
     def _work(self) -> None:
+        again = 0.0  # when to try to seal what could not be sealed
         while True:
+            if self._lines.unsealed and time.monotonic() >= again:
+                self._try(self._lines.retry)
+                again = time.monotonic() + _RETRY_S
             try:
                 item = self._queue.get(timeout=_RETRY_S if self._lines.unsealed else None)
             except queue.Empty:
-                self._try(self._lines.retry)
                 continue
             if item is None:
                 break
-            self._try(lambda item=item: self._lines.take(item))  # type: ignore[misc]
+            self._try(functools.partial(self._lines.take, item))
             self._out_bytes += item.nbytes
             self._out_items += 1
         self._try(self._lines.finish)

@@ -86,7 +86,7 @@ ROWS: tuple[Row, ...] = (
     Row("F7", "model outputs that cannot be", "faults survived", "outputs:measure", repeats=True),
     Row("F8", "observations doubled, late, reordered, stale or missing"),
     Row("F9", "the wall clock jumps"),
-    Row("F10", "the disk is full while recording"),
+    Row("F10", "the disk is full while recording", "ticks served meanwhile", "recording:measure", repeats=True),
     Row("F11", "a snapshot is corrupt", "corruptions found", "snapshots:measure", repeats=True),
     Row("F12", "SIGTERM under load"),
     Row("F13", "the server is killed"),

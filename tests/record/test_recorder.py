@@ -18,7 +18,7 @@ from omni_loop.record.recorder import Recorder
 from omni_loop.testing.rows.bed import Bed, Robot, bed, row, some_actions
 from omni_loop.types import Op, TickResult
 
-from .disk import Disk, Listener
+from .listener import Listener
 from .same import check
 
 
@@ -201,7 +201,7 @@ async def test_a_file_that_is_not_as_written_is_found(tmp_path: Path, kind: str)
 
 
 async def test_a_version_that_is_not_known_is_refused(tmp_path: Path) -> None:
-    recorder = Listener(tmp_path, Disk())
+    recorder = Listener(tmp_path)
     async with bed(tap=recorder) as made:
         await _infers(await made.open(1), 1)
     run = recorder.run / layout.RUN
