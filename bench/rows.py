@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
-from omni_loop.errors import UnknownName, nearest
+from omni_loop.errors import MissingExtra, UnknownName, nearest
 
 S = TypeVar("S")
 
@@ -170,13 +170,19 @@ class Bench(Generic[S]):
         picture: Path | None = None,
         on_result: Callable[[Result], None] | None = None,
     ) -> list[Result]:
-        """Measure the rows ``wanted``; ``on_result`` hears of each as it is done."""
+        """Measure the rows ``wanted``; ``on_result`` hears of each as it is done. When all are measured, those that need
+        an extra that is not installed are no numbers; asked for by name they raise MissingExtra."""
         chosen, results = self.select(wanted), []
         with self.subject(settings) as subject:
             for row in chosen:
                 settings.say(row.what)
-                value = row.measure(subject)
                 judged = row.bar is not None and not settings.quick
+                try:
+                    value = row.measure(subject)
+                except MissingExtra:
+                    if wanted:
+                        raise
+                    value, judged = Measured(math.nan), False  # not run here, as a table and JSON show it
                 result = Result(row, value, row.bar.reached(value) if row.bar is not None and judged else None)
                 results.append(result)
                 if on_result is not None:

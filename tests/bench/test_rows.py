@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_loop.errors import UnknownName
+from omni_loop.errors import MissingExtra, UnknownName
 from omni_loop_bench.rows import BENCHES, Bar, Bench, Measured, Settings, find, write
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs" / "bench.md"
@@ -96,6 +96,19 @@ def test_json_rows(bench: Bench[float], tmp_path: Path) -> None:
 
 def test_a_quick_run_judges_nothing(bench: Bench[float]) -> None:
     assert [result.passed for result in bench.run(settings=Settings(quick=True))] == [None, None, None]
+
+
+def test_a_row_whose_extra_is_missing_is_no_number_unless_it_was_asked_for(bench: Bench[float]) -> None:
+    @bench.row("ms", Bar("ours", "<=", 1))
+    def elsewhere(subject: float) -> Measured:
+        """How it is elsewhere."""
+        raise MissingExtra("needs the package elsewhere")
+
+    *others, result = bench.run()
+    assert len(others) == 3
+    assert (result.as_json()["ours"], result.passed) == (None, None)
+    with pytest.raises(MissingExtra, match="elsewhere"):
+        bench.run(["elsewhere"])
 
 
 def test_an_unknown_bench_is_named() -> None:
