@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..connect.base import pending
@@ -19,7 +19,7 @@ from .prepare import Work
 
 if TYPE_CHECKING:
     from ..connect.base import Connector
-    from ..runner.handle import OnPart, RunnerHandle
+    from ..runner.handle import RunnerHandle
 
 T = TypeVar("T")
 _SHARED = ("shm",)  # backends whose receipts every connector of the same name can read, whoever put them
@@ -194,18 +194,22 @@ class TickRun:
         handle = self._route.handles[step.name]
         if not handle.alive:
             raise ServerUnavailable(f"runner {handle.name!r}, which has stage {step.full!r}, is gone")
-        command = self._command(step.name, self._inputs(step, handle))
-        on_part: OnPart | None = None
-        if self._parts is not None and (streams := self._parts.wanted(step.name)):
-            command, on_part = replace(command, streams=streams), self._parts.listener(step)
-        if unhurried:
-            command = replace(command, unhurried=True)
+        streams = () if self._parts is None else self._parts.wanted(step.name)
+        command = self._command(step.name, self._inputs(step, handle), unhurried=unhurried, streams=streams)
+        on_part = self._parts.listener(step) if self._parts is not None and streams else None
         self._group.append(step.name)
         task = eager(handle.submit(command, on_part))
         task.add_done_callback(self._woken)
         self._running[task] = step
 
-    def _command(self, stage: str, inputs: Mapping[str, Receipt], part: int = 0) -> RunStage:
+    def _command(
+        self,
+        stage: str,
+        inputs: Mapping[str, Receipt],
+        part: int = 0,
+        unhurried: bool = False,
+        streams: tuple[str, ...] = (),
+    ) -> RunStage:
         return RunStage(
             session=self._session,
             epoch=self._epoch,
@@ -215,6 +219,8 @@ class TickRun:
             step=self._work.step,
             inputs=inputs,
             params=self._work.params,
+            unhurried=unhurried,
+            streams=streams,
             part=part,
         )
 
