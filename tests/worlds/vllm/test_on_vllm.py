@@ -29,7 +29,7 @@ from omni_loop_worlds.vllm.engine import Answer
 from omni_loop_worlds.vllm.stage import VllmContextStage
 
 psutil = pytest.importorskip("psutil")  # vLLM brings it
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 CLOSE = 1e-4  # of the greatest value
 SURE = 1e-3  # progress and probability of done, 0..1

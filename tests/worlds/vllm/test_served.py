@@ -28,7 +28,7 @@ PX = 0.5  # of 512, between the two engines' chunks
 @pytest.fixture(scope="module")
 def servers() -> Iterator[dict[str, BackgroundServer]]:
     with ExitStack() as stack:
-        made = {name: BackgroundServer(load_deployment(name), ready_s=900) for name in ("pusht", "pusht-vllm")}
+        made = {name: BackgroundServer(load_deployment(name), ready_s=1500) for name in ("pusht", "pusht-vllm")}
         yield {name: stack.enter_context(server) for name, server in made.items()}
 
 
