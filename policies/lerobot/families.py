@@ -30,7 +30,7 @@ class Noise(Enum):
 
     NONE = "draws no random numbers"
     GIVEN = "starts from each session's own noise"
-    ROWS = "draws each session's random numbers from its own generator"
+    ROWS = "draws each session's random numbers from its own generator"  # slower: every call of torch is looked at
     SEEDED = "draws from the global generator, seeded for the call"
 
 
@@ -66,7 +66,7 @@ _flow = partial(_vla, together=True, noise=Noise.GIVEN, rtc=True, plain=True)
 _queued = partial(Family, history=History.QUEUED, plain=True)
 FAMILIES: Mapping[str, Family] = {
     "act": Family("chunk_size", together=True, noise=Noise.NONE, plain=True),
-    "diffusion": Family("horizon", together=True, history=History.STACKED, noise=Noise.ROWS, plain=True),
+    "diffusion": Family("horizon", together=True, history=History.STACKED, noise=Noise.GIVEN, plain=True),
     "multi_task_dit": _queued("horizon", together=True, noise=Noise.ROWS, prompt=True),
     "vqbet": _queued("action_chunk_size", together=True, noise=Noise.ROWS),
     "tdmpc": _queued("horizon", note="each session's last plan is its own warm start"),

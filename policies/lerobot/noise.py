@@ -21,9 +21,9 @@ def generators(seeds: Sequence[int]) -> list[Generator]:
     return [Generator().manual_seed(seed) for seed in seeds]
 
 
-def normal(seeds: Sequence[int], shape: tuple[int, ...], device: torch.device | str) -> Tensor:
-    """``float32[len(seeds), *shape]``: noise to start from, each row of its own seed."""
-    return torch.stack([torch.randn(shape, generator=g) for g in generators(seeds)]).to(device)
+def normal(own: Sequence[Generator], shape: tuple[int, ...], device: torch.device | str) -> Tensor:
+    """``float32[len(own), *shape]``: noise to start from, each row of its own generator."""
+    return torch.stack([torch.randn(shape, generator=g) for g in own]).to(device)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from omni_loop.errors import Reason, StageFailed
 
 from .families import History, Noise
 from .load import Loaded
-from .noise import Rows, normal, seeded
+from .noise import Rows, generators, normal, seeded
 
 _ACTION, _IMAGES, _IMAGE = "action", "observation.images", "observation.image"
 _NOT_SEEN = ("action", "next.reward", "next.done", "next.truncated", "info")
@@ -51,7 +51,8 @@ class Predictor:
     def __init__(self, loaded: Loaded, rtc: bool) -> None:
         self._loaded, self._rtc = loaded, rtc
         settings = loaded.described.settings
-        self._noise_shape = (loaded.horizon, int(settings.get("max_action_dim", loaded.described.action_dim)))
+        steps = int(settings["horizon"]) if loaded.described.type == "diffusion" else loaded.horizon
+        self._noise_shape = (steps, int(settings.get("max_action_dim", loaded.described.action_dim)))
 
     def predict(self, rows: Sequence[Row]) -> list[Predicted]:
         """A chunk per row. Rows of one call have equally long left-overs and equal delays; a type that is not shared
@@ -62,8 +63,8 @@ class Predictor:
         """
         policy = self._loaded.policy
         batch = self._batch(rows)
-        with self._lent(rows, batch), self._randomness(rows):
-            raw = self._chunks(self._call(batch, self._arguments(rows)))
+        with self._lent(rows, batch), self._randomness(rows) as arguments:
+            raw = self._chunks(self._call(batch, arguments | (self._continued(rows) if self._rtc else {})))
             plans = policy._prev_mean if rows[0].plan is not None else None  # [h, 1, d]
         post = self._loaded.post(raw)
         actions = self._checked(torch.as_tensor(post), self._loaded.described.action_dim).float().cpu()
@@ -113,26 +114,29 @@ class Predictor:
                 batch[name] = history[:, -1]
 
     @contextmanager
-    def _randomness(self, rows: Sequence[Row]) -> Iterator[None]:
-        seeds, device = [row.seed for row in rows], self._loaded.device
+    def _randomness(self, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+        """The sessions' own while the call lasts; yields what of it are arguments of the call."""
+        seeds, device, kind = [row.seed for row in rows], self._loaded.device, self._loaded.family.noise
+        arguments: dict[str, Any] = {}
         with ExitStack() as stack:
-            if self._loaded.family.noise is Noise.ROWS:
+            if kind is Noise.GIVEN:
+                own = generators(seeds)
+                arguments["noise"] = normal(own, self._noise_shape, device)
+                if self._loaded.described.type == "diffusion":
+                    stack.enter_context(_drawing(self._loaded.policy.diffusion.noise_scheduler, own))
+            elif kind is Noise.ROWS:
                 stack.enter_context(Rows(seeds))
-            elif self._loaded.family.noise is Noise.SEEDED:
+            elif kind is Noise.SEEDED:
                 stack.enter_context(seeded(seeds[0], device))
             if getattr(self._loaded.policy.config, "use_amp", False):
                 stack.enter_context(torch.autocast(torch.device(device).type))
-            yield
+            yield arguments
 
-    def _arguments(self, rows: Sequence[Row]) -> dict[str, Any]:
-        arguments: dict[str, Any] = {}
-        if self._loaded.family.noise is Noise.GIVEN:
-            arguments["noise"] = normal([row.seed for row in rows], self._noise_shape, self._loaded.device)
-        if self._rtc:
-            left = [row.left_over for row in rows if row.left_over is not None]
-            arguments["inference_delay"] = rows[0].delay
-            arguments["prev_chunk_left_over"] = torch.stack(left).to(self._loaded.device) if left else None
-        return arguments
+    def _continued(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Arguments of real-time chunking."""
+        left = [row.left_over for row in rows if row.left_over is not None]
+        previous = torch.stack(left).to(self._loaded.device) if left else None
+        return {"inference_delay": rows[0].delay, "prev_chunk_left_over": previous}
 
     def _call(self, batch: dict[str, Any], arguments: Mapping[str, Any]) -> Tensor:
         policy = self._loaded.policy
@@ -160,3 +164,15 @@ class Predictor:
             text = f"the postprocessor gave actions {list(actions.shape)}; the last axis must be {action_dim}"
             raise StageFailed(text, reason=Reason.BAD_OUTPUT)
         return actions[..., :action_dim]
+
+
+@contextmanager
+def _drawing(scheduler: Any, own: list[torch.Generator]) -> Iterator[None]:
+    """A diffusers scheduler whose steps draw each row from its own generator: LeRobot gives it none, and DDPM then
+    draws from the global one."""
+    step = scheduler.step
+    scheduler.step = lambda *args, **kwargs: step(*args, **{**kwargs, "generator": own})
+    try:
+        yield
+    finally:
+        del scheduler.step

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from omni_loop.errors import StageFailed
 from omni_loop_policies.lerobot.chunks import averaged
-from omni_loop_policies.lerobot.noise import Rows, normal, seeded
+from omni_loop_policies.lerobot.noise import Rows, generators, normal, seeded
 
 DRAWS: dict[str, Callable[[int], Tensor]] = {
     "randn": lambda n: torch.randn(n, 3),
@@ -43,7 +43,7 @@ def test_a_sessions_rows_are_its_own(draw: Callable[[int], Tensor]) -> None:
 def test_noise_to_start_from_is_what_a_row_draws_first() -> None:
     with Rows([4, 5]):
         drawn = torch.randn(2, 6, 3)
-    assert (normal([4, 5], (6, 3), "cpu") == drawn).all()
+    assert (normal(generators([4, 5]), (6, 3), "cpu") == drawn).all()
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,8 @@ KINDS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
             "timestep_embed_dim": 8,
             "num_train_timesteps": 10,
             "num_inference_steps": 3,
+            "prediction_type": "sample",  # with epsilon and clipping, random weights give nothing but -1 and 1
+            "clip_sample": False,
             "image_crop_shape": None,
             "tokenizer_max_length": 16,
         },
@@ -195,8 +197,10 @@ def save_vlm(folder: Path) -> None:
 
 def save_clip(folder: Path) -> None:
     """A CLIP of random weights with its tokenizer."""
+    import torch
     from transformers import CLIPConfig, CLIPModel
 
+    torch.manual_seed(0)
     tokenizer, words = tokenizer_of_bytes()
     size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

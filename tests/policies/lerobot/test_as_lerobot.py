@@ -15,7 +15,7 @@ from omni_loop.connect.base import as_numpy
 from omni_loop.messages import PayloadKind
 from omni_loop.stage import Payload
 from omni_loop.testing.stage_driver import Ask, Driver
-from omni_loop_policies.lerobot.noise import normal
+from omni_loop_policies.lerobot.noise import generators, normal
 from omni_loop_policies.lerobot.stage import LeRobotStage
 from omni_loop_policies.lerobot.template import lerobot
 
@@ -122,7 +122,7 @@ def test_a_session_acts_as_select_action_does(
 
 def test_diffusion_starts_from_the_sessions_noise(checkpoints: Checkpoints) -> None:
     ours, theirs, arrays = Ours(checkpoints("ddim")), Theirs(checkpoints("ddim")), episode(*list(FEATURES)[:2])[0]
-    noise = normal([ours.seed()], (8, 3), "cpu")
+    noise = normal(generators([ours.seed()]), (8, 3), "cpu")
     want = theirs.post(theirs.policy.select_action(theirs.batch(arrays), noise=noise))[0]
     assert np.abs(ours.chunk(arrays, 0)[0] - want).max() <= 1e-5
     ours.driver.close()
@@ -156,7 +156,7 @@ def test_real_time_chunking_continues_the_last_chunk_as_lerobot_does(
     theirs.policy.init_rtc_processor()
     left_over, far = None, {"ours": 0.0, "plain": 0.0}
     for i, arrays in enumerate(episode("state", "images.top")[:3]):
-        noise, delay = normal([ours.seed()], (8, 8), "cpu"), 2 if i < 2 else 1
+        noise, delay = normal(generators([ours.seed()]), (8, 8), "cpu"), 2 if i < 2 else 1
         batch = theirs.batch(arrays)
         raw = theirs.policy.predict_action_chunk(
             batch, noise=noise, inference_delay=delay, prev_chunk_left_over=left_over
@@ -182,7 +182,7 @@ def test_relative_actions_are_added_to_each_sessions_own_state(checkpoints: Chec
     asks = {f"s{n}": ask(scene, 0) for n, scene in enumerate(scenes)}
     for n, name in enumerate(asks):
         driver.open(name, n)
-    noise = [normal([item.noise_seed("act")], (8, 8), "cpu") for item in driver.items(0, asks).values()]
+    noise = [normal(generators([item.noise_seed("act")]), (8, 8), "cpu") for item in driver.items(0, asks).values()]
     for name in asks:
         driver.discard(name, 0)
     for scene, drawn, made in zip(scenes, noise, driver.batch(0, asks), strict=True):
