@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from omni_loop.client import connect
 from omni_loop.config import Deployment, PipelineConfig
 from omni_loop.errors import InvalidInput
 from omni_loop.serve.background import BackgroundServer
+from omni_loop_worlds.imagined import ImaginedVectorEnv, ServedWorld, Start
 
 from . import tiny
 
@@ -19,14 +21,20 @@ pytest.importorskip("transformers")
 pytest.importorskip("torchvision")
 
 
-def test_observe_predict_recondition_predict(folders: dict[str, Path], images: NDArray[np.uint8]) -> None:
+@pytest.fixture(scope="module")
+def address(folders: dict[str, Path]) -> Iterator[str]:
     cosmos = {"checkpoint": str(folders["cosmos25"]), "frames": 13, **tiny.COSMOS}
     wan = {"checkpoint": str(folders["wan22"]), "frames": 9, **tiny.WAN}
     pipelines = (
         PipelineConfig(name="cosmos", template="cosmos", options=cosmos),
         PipelineConfig(name="wan", template="wan", options=wan),
     )
-    with BackgroundServer(Deployment(pipelines=pipelines), 280.0) as server, connect(server.address) as client:
+    with BackgroundServer(Deployment(pipelines=pipelines), 280.0) as server:
+        yield server.address
+
+
+def test_observe_predict_recondition_predict(address: str, images: NDArray[np.uint8]) -> None:
+    with connect(address) as client:
         for name in ("cosmos", "wan"):
             with client.open(name, prompt="a cat", seed=3) as session:
                 session.recondition({"image": images[:6]}, executed=np.zeros((5, 1), np.float32), first_step=0)
@@ -44,3 +52,22 @@ def test_observe_predict_recondition_predict(folders: dict[str, Path], images: N
                 assert (again.frames != first.frames[:2]).any()
                 with pytest.raises(InvalidInput, match="9"):
                     session.predict(steps=9)
+
+
+@pytest.mark.parametrize("name", ["cosmos", "wan"])
+def test_sessions_dream_in_chunks(address: str, name: str) -> None:
+    world = ServedWorld(address, name, prompt="a cat")
+    begin = Start({"image": tiny.images(6)}, np.zeros((5, 1), np.float32))
+    envs = ImaginedVectorEnv(world, lambda seed: begin, 2, chunk=4, max_steps=6)
+    try:
+        assert (envs.reset(seed=3)[0] == begin.arrays["image"][-1]).all()
+        frames, _, _, late, infos = envs.step(np.zeros((2, 4, 1), np.float32))
+        assert frames.shape == (2, tiny.HEIGHT, tiny.WIDTH, 3)
+        assert (frames[0] != frames[1]).any()  # of other seeds
+        assert [len(made) for made in infos["frames"]] == [4, 4]
+        assert not late.any()
+        _, _, _, late, infos = envs.step(np.zeros((2, 4, 1), np.float32))  # two steps are left
+        assert late.all()
+        assert infos["step"].tolist() == [6, 6]
+    finally:
+        envs.close()
