@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -43,11 +44,12 @@ class CosmosStage(VideoStage):
         text_length: int = 512,
         prompts: int = 16,
         action_dim: int = 1,
+        history: int = 0,
         guardrail: bool = True,
     ) -> None:
         folder = Folder(checkpoint)
         self._old = folder.kind((COSMOS2, COSMOS25)) == COSMOS2
-        shape = shape_of(folder, height, width, frames, context, action_dim)
+        shape = replace(shape_of(folder, height, width, frames, context, action_dim), history=history)
         pipe = _pipeline(folder, text_folder(folder, text_encoder), shape.steers, dtype_of(dtype), device)
         guard = self._guard = Guardrail(device) if guardrail else None
         embed = Prompts(cosmos_embedder(pipe, text_length, device, guard), prompts)

@@ -18,12 +18,12 @@ from omni_loop.errors import InvalidInput, Reason, StateError
 from omni_loop.stage import CounterSpec, RingSpec, StateSpec, StateView
 
 
-def history_specs(context: int, height: int, width: int, dtype: str) -> dict[str, StateSpec]:
-    frames = RingSpec((3, height, width), context, dtype)
+def history_specs(context: int, more: int, height: int, width: int, dtype: str) -> dict[str, StateSpec]:
+    """``more``: further frames held, so that a Recondition may keep so many more imagined ones."""
     # Steps count from the first frame's, the origin; ``real``: up to the last observed one.
     return {
-        "recent": frames,
-        "seen": frames,
+        "recent": RingSpec((3, height, width), context + more, dtype),
+        "seen": RingSpec((3, height, width), context, dtype),
         "origin": CounterSpec(),
         "length": CounterSpec(),
         "real": CounterSpec(),

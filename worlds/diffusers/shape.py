@@ -28,6 +28,7 @@ class Shape:
     ratio: int
     action_dim: int
     steers: bool  # whether actions are read
+    history: int = 0  # frames held besides the context
 
     @property
     def most(self) -> int:

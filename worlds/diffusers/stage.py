@@ -122,7 +122,8 @@ class VideoStage(ABC):
 
     def state_specs(self) -> Mapping[str, StateSpec]:
         dtype = str(self.pipe.vae.dtype).removeprefix("torch.")
-        return history_specs(self.shape.context, self.shape.height, self.shape.width, dtype)
+        s = self.shape
+        return history_specs(s.context, s.history, s.height, s.width, dtype)
 
     def run(self, items: Sequence[StageItem]) -> Sequence[Outputs | Exception]:
         return in_steps(self, items)

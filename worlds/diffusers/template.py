@@ -34,13 +34,15 @@ def cosmos(
     text_length: int = 512,
     prompts: int = 16,
     action_dim: int = 1,
+    history: int = 0,
     guardrail: bool = True,
 ) -> Pipeline:
     """Cosmos Predict2 or Predict2.5 video-to-world from a diffusers folder.
 
     A Predict makes up to ``frames - context`` frames in ``steps`` denoise steps, conditioned on the last ``context``
     frames (1 or 5; 1 while fewer are known). ``text_encoder``: another folder that holds ``text_encoder`` and
-    ``tokenizer``. An empty ``negative_prompt`` is the pipeline's own. ``prompts``: embeddings kept.
+    ``tokenizer``. An empty ``negative_prompt`` is the pipeline's own. ``prompts``: embeddings kept. ``history``: frames
+    held besides the context, so that a Recondition may keep so many more imagined ones.
 
     Raises:
         CheckpointError: no such folder, or one of another pipeline.
@@ -49,13 +51,15 @@ def cosmos(
     folder = Folder(checkpoint)
     kind = folder.kind((COSMOS2, COSMOS25))
     shape = shape_of(folder, height, width, frames, context, action_dim)
+    if history < 0:
+        raise ConfigError(f"history is {history}; it must be at least 0")
     if shape.steers and kind != COSMOS25:
         raise ConfigError(f"{folder.name}: only Predict2.5 has transformers that read actions")
     options: dict[str, Scalar] = {
         "checkpoint": checkpoint, "height": height, "width": width, "frames": frames, "context": context,
         "steps": steps, "guidance": guidance, "fps": fps, "dtype": dtype, "negative_prompt": negative_prompt,
         "text_encoder": text_encoder, "text_length": text_length, "prompts": prompts, "action_dim": action_dim,
-        "guardrail": guardrail,
+        "history": history, "guardrail": guardrail,
     }  # fmt: skip
     read = "under the client's actions" if shape.steers else "by the prompt alone: actions only say how many"
     text = f"{folder.name}: the next frames, {read}"

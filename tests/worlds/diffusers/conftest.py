@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -14,33 +15,52 @@ from omni_loop.testing.stage_driver import Driver
 
 from . import tiny
 
+T = TypeVar("T")
+
+
+class Lazy(dict[str, T]):
+    """Made when first asked for."""
+
+    def __init__(self, make: Callable[[str], T]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, name: str) -> T:
+        made = self[name] = self._make(name)
+        return made
+
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("diffusers")
-    made = {name: root / name for name in ("cosmos2", "cosmos25", "action", "wan21", "wan22", "wan5b")}
-    tiny.cosmos2(made["cosmos2"])
-    tiny.cosmos25(made["cosmos25"])
-    tiny.cosmos25(made["action"], tiny.action_transformer())
-    tiny.wan(made["wan22"])
-    tiny.wan21(made["wan21"])
-    tiny.wan5b(made["wan5b"])
-    return made
+
+    def make(name: str) -> Path:
+        if name == "action":
+            return tiny.cosmos25(root / name, tiny.action_transformer())
+        build: Callable[[Path], Path] = getattr(tiny, "wan" if name == "wan22" else name)
+        return build(root / name)
+
+    return Lazy(make)
 
 
 @pytest.fixture(scope="session")
 def stages(folders: dict[str, Path]) -> dict[str, Stage]:
-    """Stages hold no session, so that tests share them."""
-    from omni_loop_worlds.diffusers.cosmos import CosmosStage
-    from omni_loop_worlds.diffusers.wan import WanStage
+    """Stages hold no session, so that tests share them. Those called quick are not guided: half of the passes."""
 
-    two = {"action_dim": 2}
-    return {
-        "cosmos2": CosmosStage(str(folders["cosmos2"]), frames=13, **two, **tiny.COSMOS),
-        "cosmos25": CosmosStage(str(folders["cosmos25"]), frames=13, **two, **tiny.COSMOS),
-        "action": CosmosStage(str(folders["action"]), frames=25, context=1, **tiny.COSMOS),
-        **{name: WanStage(str(folders[name]), frames=9, **two, **tiny.WAN) for name in ("wan21", "wan22", "wan5b")},
-    }
+    def make(name: str) -> Stage:
+        from omni_loop_worlds.diffusers.cosmos import CosmosStage
+        from omni_loop_worlds.diffusers.wan import WanStage
+
+        folder, _, quick = name.partition("-")
+        more = {"guidance": 1.0} if quick else {}
+        path = str(folders[folder])
+        if folder == "action":
+            return CosmosStage(path, frames=25, context=1, **{**tiny.COSMOS, **more})
+        if folder.startswith("cosmos"):
+            return CosmosStage(path, frames=13, action_dim=2, **{**tiny.COSMOS, **more})
+        return WanStage(path, frames=9, action_dim=2, **{**tiny.WAN, **more})
+
+    return Lazy(make)
 
 
 @pytest.fixture

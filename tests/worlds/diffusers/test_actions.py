@@ -24,7 +24,7 @@ pytest.importorskip("torchvision")
 @pytest.fixture
 def apart(stages: dict[str, Stage]) -> Iterator[Driver]:
     """A stage whose frames do not attend to each other, so that it shows where an action enters."""
-    stage: Any = stages["action"]
+    stage: Any = stages["action-quick"]
     weights = [block.attn1.to_out[0].weight for block in stage.pipe.transformer.transformer_blocks]
     kept = [w.clone() for w in weights]
     for w in weights:
@@ -96,7 +96,7 @@ def test_the_layers_compute_what_was_published() -> None:
     assert model.time_embed.offsets is None  # nothing of a call outlives it
 
 
-@pytest.mark.parametrize("driver", ["action"], indirect=True)
+@pytest.mark.parametrize("driver", ["action-quick"], indirect=True)
 def test_half_a_latent_frame_of_actions_is_refused(driver: Driver, images: NDArray[np.uint8]) -> None:
     driver.tick("s", 0, tiny.see(0, images[:1], 3))
     with pytest.raises(InvalidInput, match="multiple of 4"):
