@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from omni_loop import registry
+from omni_loop.client import connect
 from omni_loop.env import Env
 from omni_loop.errors import ConfigError, UnknownName
 from omni_loop.testing.env_contract import EnvContract
+from omni_loop_sim_eval.media import collect
+from omni_loop_sim_eval.runner import run_suite
+from omni_loop_sim_eval.suite import load_suite
 from omni_loop_worlds.imagined import judge
 from omni_loop_worlds.imagined.env import Imagined
 
@@ -77,3 +83,15 @@ def test_without_an_agent_only_frames_are_given(world_address: str) -> None:
     step = env.step(np.zeros(2, np.float32))
     assert (set(step.arrays), step.reward, step.done, dict(step.info)) == ({"image"}, 0.0, False, {})
     env.close()
+
+
+def test_the_suite_evaluates_a_policy_inside_the_world(world_address: str, tmp_path: Path) -> None:
+    shipped = load_suite("pusht-imagined")
+    assert registry.build(registry.ENVS, shipped.env, {**shipped.env_options, "max_steps": 9}).max_steps == 9
+    options = {**shipped.env_options, "address": world_address}
+    suite = shipped.changed(env_options=options, episodes=2, max_steps=10, videos="all")
+    run = run_suite(suite, lambda: connect(world_address))
+    assert [(r.outcome, r.steps, r.reason) for r in run.results] == [("failure", 10, "")] * 2
+    assert run.score == "coverage"
+    seen = collect(run, tmp_path)  # replayed from seeds and actions: the dream is the same
+    assert [video.path.exists() for video in seen.videos] == [True, True]
