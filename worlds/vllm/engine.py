@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from omni_loop.errors import MissingExtra, ServerUnavailable, StageFailed
+from omni_loop.errors import Code, MissingExtra, StageFailed
 
 from ..context.layout import TICK, VOCABULARY
 
@@ -80,8 +80,8 @@ class Engine:
             raise
 
     def ask(self, prompts: Sequence[list[int]]) -> list[Answer | Exception]:
-        """All prompts at once; an error is its own request's answer. An engine that has died answers ServerUnavailable,
-        and is started again when it is next asked."""
+        """All prompts at once; an error is its own request's answer. An engine that has died answers StageFailed
+        (UNAVAILABLE, retryable), and is started again when it is next asked."""
         if self.llm.errored:
             self.call(_shutdown(self.llm))
             self.llm = self._started()
@@ -121,7 +121,9 @@ class Engine:
                 pass
             return _answer_of(output, len(prompt))
         except EngineDeadError as e:
-            dead = ServerUnavailable("vLLM's engine has died; it is started again when it is next asked")
+            # Not as a runner that is gone: no session's state is.
+            text = "vLLM's engine has died; it is started again when it is next asked"
+            dead = StageFailed(text, code=Code.UNAVAILABLE, retryable=True)
             dead.__cause__ = e
             return dead
         except Exception as e:  # this item's own answer; the others of its batch have theirs
@@ -132,7 +134,7 @@ class Engine:
             with _environment(self._options):
                 return self.call(_start(self._folder, self._options))
         except Exception as e:
-            raise StageFailed(f"vLLM's engine did not start: {type(e).__name__}: {e}") from e
+            raise StageFailed(f"vLLM's engine did not start ({type(e).__name__}); what it wrote says why") from e
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run ``coroutine`` on the engine's loop, where alone ``llm`` may be used."""
