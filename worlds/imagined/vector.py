@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar
 
@@ -153,10 +154,11 @@ class ImaginedVectorEnv(VectorEnv[NDArray[np.uint8], NDArray[np.float32], NDArra
         return tuple(env.present.frame.copy() for env in self.envs)
 
     def close_extras(self, **kwargs: Any) -> None:
-        for env in self.envs:
-            env.close()
-        if self._threads is not None:
-            self._threads.shutdown()
+        with ExitStack() as all_of_them:  # also when one of them fails
+            if self._threads is not None:
+                all_of_them.callback(self._threads.shutdown)
+            for env in self.envs:
+                all_of_them.callback(env.close)
 
     def _one(self, i: int, action: NDArray[np.float32]) -> Stepped:
         env = self.envs[i]
