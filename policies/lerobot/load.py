@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from torch import Tensor
 from omni_loop.errors import CheckpointError, ConfigError, OmniLoopError
 from omni_loop.registry import missing_extra
 
-from .checkpoint import WEIGHTS, Described, describe, locate, revision, verify_files
+from .checkpoint import PREPROCESSOR, WEIGHTS, Described, describe, locate, revision, verify_files
 from .families import Family, chunk_length, family_of
 
 _log = logging.getLogger(__name__)
@@ -77,7 +78,8 @@ def load(checkpoint: str, device: str = "cpu", options: Options = Options()) -> 
     except ModuleNotFoundError as e:
         raise missing_extra(e, f"a LeRobot {described.type} policy ") from e
     except Exception as e:  # of any library that a policy is made of
-        raise CheckpointError(f"LeRobot cannot load {folder.name!r}: {type(e).__name__}: {e}") from e
+        why = str(e).replace(str(folder), folder.name)
+        raise CheckpointError(f"LeRobot cannot load {folder.name!r}: {type(e).__name__}: {why}") from e
     _check_weights(folder, policy)
     _check_statistics(folder, policy.config, family, pre, post)
     horizon = chunk_length(described.type, described.settings)
@@ -141,9 +143,7 @@ def _inside(folder: Path, name: str) -> str:
 
 def _overrides(folder: Path, device: str, options: Options) -> dict[str, Any]:
     """For the preprocessor's steps that name a device or a tokenizer."""
-    import json
-
-    steps = json.loads((folder / "policy_preprocessor.json").read_bytes()).get("steps", ())
+    steps = json.loads((folder / PREPROCESSOR).read_bytes()).get("steps", ())
     named = {step.get("registry_name"): step.get("config", {}) for step in steps}
     overrides: dict[str, Any] = {}
     if "device_processor" in named:
@@ -182,6 +182,8 @@ def _check_weights(folder: Path, policy: Any) -> None:
     missing = [n for n, t in state.items() if t.numel() and (t.data_ptr(), t.shape) not in known]
     if missing:
         raise CheckpointError(f"{folder.name}/{WEIGHTS} lacks {len(missing)} tensors of the policy: {_some(missing)}")
+    if any(name.endswith("vqvae_model.discretized") and not bool(flag) for name, flag in state.items()):
+        raise CheckpointError(f"{folder.name!r}: VQ-BeT's codes were never trained (vqvae_model.discretized is false)")
 
 
 def _check_statistics(folder: Path, config: Any, family: Family, pre: Any, post: Any) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 from omni_loop.errors import ConfigError
 from omni_loop.loop.pipeline import CLIENT, Edge, Pipeline, Plan, StageDef
 from omni_loop.messages import PayloadKind, Scalar
 from omni_loop.types import ArraySpec, Op, SessionSpec, StageKind
 
-from .checkpoint import describe
+from .checkpoint import Described, describe
 from .families import chunk_length, executed, family_of
 
 _CONTROL_HZ = 10.0  # where nobody says
@@ -50,24 +53,14 @@ def lerobot(
     coefficient = described.settings.get("temporal_ensemble_coeff")
     if coefficient is not None:
         ensemble, ensemble_decay = True, float(coefficient)
-    if rtc and not family.rtc:
-        raise ConfigError(f"pipeline {name!r}: LeRobot's {described.type} has no real-time chunking (option 'rtc')")
-    if rtc and described.settings.get("use_relative_actions"):
-        raise ConfigError(f"pipeline {name!r}: chunks relative to a past state cannot be continued (option 'rtc')")
-    if rtc and ensemble:
-        raise ConfigError(f"pipeline {name!r}: a chunk is either averaged ('ensemble') or continued ('rtc')")
-    if not 0 <= inference_delay < horizon:
-        raise ConfigError(f"pipeline {name!r}: inference_delay must be 0..{horizon - 1}")
-    if not 0 <= execution_horizon <= horizon:
-        raise ConfigError(f"pipeline {name!r}: execution_horizon must be 1..{horizon}, or 0 for the checkpoint's")
-    if control_hz < 0:
-        raise ConfigError(f"pipeline {name!r}: control_hz must be above 0, or 0 for the checkpoint's")
+    if problems := [*_problems(described, horizon, control_hz, execution_horizon, ensemble, rtc, inference_delay)]:
+        raise ConfigError(f"pipeline {name!r}: {'; '.join(problems)}")
     made: dict[str, Scalar] = {"checkpoint": checkpoint, "ensemble": ensemble, "ensemble_decay": ensemble_decay}
     made |= {"rtc": rtc, "inference_steps": inference_steps, "tokenizer": tokenizer, "vlm": vlm}
-    extras = ["averages every step over the chunks that foresaw it"] * ensemble + [
-        "continues the chunk before it"
-    ] * rtc
-    description = "; ".join([family.describe(described.type, described.settings), *extras])
+    says = [family.describe(described.type, described.settings)]
+    says += ["averages every step over the chunks that foresaw it"] * ensemble
+    says += ["continues the chunk before it"] * rtc
+    description = "; ".join(says)
     spec = SessionSpec(
         pipeline=name,
         observations=tuple(feature.spec() for feature in described.inputs),
@@ -88,3 +81,27 @@ def lerobot(
         description=description,
         options={"inference_delay": inference_delay} if rtc else {},
     )
+
+
+def _problems(
+    described: Described,
+    horizon: int,
+    control_hz: float,
+    execution_horizon: int,
+    ensemble: bool,
+    rtc: bool,
+    inference_delay: int,
+) -> Iterator[str]:
+    """What does not go together of the options."""
+    if rtc and not family_of(described.type).rtc:
+        yield f"LeRobot's {described.type} has no real-time chunking (option 'rtc')"
+    if rtc and described.settings.get("use_relative_actions"):
+        yield "chunks relative to a past state cannot be continued (option 'rtc')"
+    if rtc and ensemble:
+        yield "a chunk is either averaged ('ensemble') or continued ('rtc')"
+    if not 0 <= inference_delay < horizon:
+        yield f"inference_delay must be 0..{horizon - 1}"
+    if not 0 <= execution_horizon <= horizon:
+        yield f"execution_horizon must be 1..{horizon}, or 0 for the checkpoint's"
+    if not 0 <= control_hz < math.inf:
+        yield "control_hz must be above 0, or 0 for the checkpoint's"

@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from omni_loop import registry
-from omni_loop.config import PipelineConfig
+from omni_loop.config import PipelineConfig, load_deployment
 from omni_loop.errors import CheckpointError, ConfigError, Unsupported
 from omni_loop.loop.pipeline import load_pipeline
 from omni_loop_policies.lerobot.checkpoint import revision
@@ -123,6 +123,13 @@ def test_weights_of_another_shape_are_named(folder: Path) -> None:
 
     change_tensors(folder / "model.safetensors", cut)
     refused(folder, "model.action_head.bias")
+
+
+def test_a_vqbet_whose_codes_were_never_trained(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(checkpoints("vqbet"), tmp_path / "mine"))
+    flag = "vqbet.action_head.vqvae_model.discretized"
+    change_tensors(folder / "model.safetensors", lambda t: t.update({flag: ~t[flag]}))
+    refused(folder, "never trained")
 
 
 def test_corrupt_weights_are_refused(folder: Path) -> None:
@@ -274,6 +281,15 @@ class TestTheTemplate:
         change_json(folder / "config.json", lambda c: c.pop(change))
         with pytest.raises(CheckpointError, match=change):
             lerobot("mine", str(folder))
+
+
+def test_the_shipped_deployment_serves_the_shipped_checkpoint() -> None:
+    (named,) = load_deployment("lerobot-act").pipelines
+    pipeline = load_pipeline(named)
+    spec, (stage,) = pipeline.spec(), pipeline.stages
+    assert (spec.horizon, spec.execution_horizon, spec.control_hz, spec.action.shape) == (10, 5, 25, (4,))
+    assert {a.name: a.shape for a in spec.observations} == {"state": (28,), "environment_state": (18,)}
+    registry.build(registry.STAGES, stage.factory, stage.options).warm_up()
 
 
 def test_every_type_of_lerobot_is_served_or_refused_with_a_reason() -> None:
