@@ -115,8 +115,10 @@ def _fresh(array: NDArray[np.uint8]) -> None:
     data = array.tobytes()
     segment = SharedMemory(create=True, size=len(data))
     try:
-        segment.buf[: len(data)] = data
         there = SharedMemory(name=segment.name)
+        assert segment.buf is not None
+        assert there.buf is not None
+        segment.buf[: len(data)] = data
         assert np.frombuffer(bytes(there.buf[: len(data)]), np.uint8)[-1] == array[-1]
         there.close()
     finally:

@@ -19,6 +19,7 @@ from ..messages import (
     Failed,
     ForkSession,
     OpenSession,
+    Part,
     PayloadKey,
     ResetSession,
     RunStage,
@@ -75,6 +76,8 @@ class Driver:
             self._batcher.add(request, self._command(session, tick, ask), time.monotonic_ns())
         results: dict[str, Outputs | Exception] = {}
         for report in itertools.chain.from_iterable(self._batcher.drain()):
+            if isinstance(report, Part):  # none was asked for
+                continue
             try:
                 outputs = _done(report).outputs
                 results[requests[report.request]] = {n: self._connector.get(r) for n, r in outputs.items()}
