@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..connect.local import LocalConnector
 from ..errors import OmniLoopError, rebuild
@@ -68,15 +68,29 @@ class Driver:
             raise result
         return result
 
-    def together(self, tick: int, asks: Mapping[str, Ask]) -> dict[str, Outputs | Exception]:
-        """Run the same tick of several sessions as the batches a runner makes of them, without deciding."""
+    def watch(self, session: str, tick: int, ask: Ask, output: str) -> tuple[list[Payload], Outputs]:
+        """As :meth:`run`, with the parts of ``output`` that the stage shows on its way."""
+        parts: list[Payload] = []
+        result = self.together(tick, {session: ask}, output, parts)[session]
+        if isinstance(result, Exception):
+            raise result
+        return parts, result
+
+    def together(
+        self, tick: int, asks: Mapping[str, Ask], shown: str = "", parts: list[Payload] | None = None
+    ) -> dict[str, Outputs | Exception]:
+        """Run the same tick of several sessions as the batches a runner makes of them, without deciding. Parts of the
+        output ``shown`` are added to ``parts``."""
         requests = {}
         for session, ask in asks.items():
             requests[request := next(self._requests)] = session
-            self._batcher.add(request, self._command(session, tick, ask), time.monotonic_ns())
+            command = replace(self._command(session, tick, ask), streams=(shown,) if shown else ())
+            self._batcher.add(request, command, time.monotonic_ns())
         results: dict[str, Outputs | Exception] = {}
         for report in itertools.chain.from_iterable(self._batcher.drain()):
-            if isinstance(report, Part):  # none was asked for
+            if isinstance(report, Part):
+                if parts is not None:
+                    parts += [self._connector.get(receipt) for receipt in report.outputs.values()]
                 continue
             try:
                 outputs = _done(report).outputs

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..connect.base import as_numpy
 from ..errors import InvalidInput, OmniLoopError, StateError
 from ..messages import PayloadKind, Scalar
-from ..stage import Payload, Stage
+from ..stage import Payload, Stage, StreamingStage
 from ..types import Op
 from .stage_driver import Ask, Driver
 
@@ -291,6 +291,29 @@ class WorldContract:
                 pytest.fail(f"accepted: {name} {driver.run('s', 1, ask)}")
         assert driver.blocks == blocks
         assert (self.frames(driver.tick("s", 1, self.ahead(2, self.actions(n)))) == want).all()
+
+    def test_what_is_shown_on_the_way_is_of_the_whole_and_changes_nothing(self, driver: Driver) -> None:
+        if not isinstance(driver.stage, StreamingStage):
+            pytest.skip("this world shows nothing before it is done")
+        driver.open("watched", seed=5)
+        n = min(4 * self.stride, self.max_predict)
+        for session in ("s", "watched"):
+            driver.tick(session, 0, self.seen(0, 3))
+        for tick in (1, 2):
+            step = 2 + n * (tick - 1)
+            want = self.frames(driver.tick("s", tick, self.ahead(step, self.actions(n))))
+            parts, outputs = driver.watch("watched", tick, self.ahead(step, self.actions(n)), self.output)
+            driver.commit("watched", tick)
+            assert (self.frames(outputs) == want).all()
+            assert parts
+            firsts = [int(part.meta["first_step"]) for part in parts]
+            assert firsts == sorted(firsts)
+            for part, first in zip(parts, firsts, strict=True):
+                frames = self.frames({self.output: part})
+                at = first - step - 1
+                assert 0 <= at < at + len(frames) <= n
+                same = (frames == want[at : at + len(frames)]).all()
+                assert same != bool(part.meta.get("preview", False))
 
     def test_predicting_before_anything_was_seen_is_refused(self, driver: Driver) -> None:
         with pytest.raises(StateError):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +15,10 @@ import pytest
 
 from omni_loop import registry
 from omni_loop.config import Deployment, RunnerConfig
-from omni_loop.errors import DeadlineExceeded, Reason, StageFailed, StateError
+from omni_loop.errors import DeadlineExceeded, Reason, ServerUnavailable, StageFailed, StateError
 from omni_loop.loop.orchestrator import Orchestrator
 from omni_loop.messages import RunStage
+from omni_loop.runner.process import ProcessRunner
 from omni_loop.stage import StageItem
 from omni_loop.types import FramePrediction, Op, TickResult
 
@@ -265,6 +268,31 @@ async def test_parts_cross_into_and_out_of_a_process(away: str, monkeypatch: pyt
             await core._tasks.wait()
             await core.ping()
             assert s.payloads() == 0
+        finally:
+            await core.stop()
+
+
+async def test_a_process_that_dies_while_it_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))  # a spawned process gets our path
+    away = RunnerConfig(name="away", stages=("studio/draw",), placement="process")
+    stages = tuple(replace(s, options={"pause_s": 0.5}) if s.name == "draw" else s for s in STUDIO.stages)
+    with registry.registered(registry.PIPELINES, "studio", replace(STUDIO, stages=stages)):
+        core = await Orchestrator.start(Deployment(pipelines=("studio",), runners=(RunnerConfig(name="main"), away)))
+        try:
+            info, watched = await core.open("studio", seed=3), Watched()
+            await core.tick(infer(info, 1, frames=0, previews=False))
+            tick = asyncio.ensure_future(core.tick(predict(info, 2), watched))
+            async with asyncio.timeout(60):
+                await watched.first.wait()
+            (process,) = [h for h in core._pool._handles if isinstance(h, ProcessRunner)]
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGKILL)
+            with pytest.raises(ServerUnavailable) as caught:
+                await tick
+            assert caught.value.reason is Reason.RUNNER_GONE
+            heard = len(watched.heard)
+            await core._tasks.wait()
+            assert len(watched.heard) == heard
         finally:
             await core.stop()
 
