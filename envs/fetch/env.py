@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Callable
 
 import numpy as np
-from gymnasium_robotics.envs.fetch.pick_and_place import MujocoFetchPickAndPlaceEnv
 from numpy.typing import NDArray
 
 from omni_loop.env import BaseEnv, EnvStep
@@ -13,6 +14,9 @@ from omni_loop.errors import ConfigError, Unsupported, nearest
 from omni_loop.types import Array, ArraySpec
 
 from .view import IMAGE_SIZE, View
+
+with contextlib.redirect_stderr(io.StringIO()):  # it prints a notice about other environments of the package
+    from gymnasium_robotics.envs.fetch.pick_and_place import MujocoFetchPickAndPlaceEnv
 
 _SUCCESS = "is_success"
 
