@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 from omni_loop.client import connect
-from omni_loop.config import Deployment, PipelineConfig
+from omni_loop.config import Deployment, Listen, PipelineConfig
 from omni_loop.errors import InvalidInput
-from omni_loop.serve.background import BackgroundServer
+from omni_loop.serve.app import Server
 from omni_loop_worlds.imagined import ImaginedVectorEnv, ServedWorld, Start
 
 from . import tiny
@@ -23,14 +25,24 @@ pytest.importorskip("torchvision")
 
 @pytest.fixture(scope="module")
 def address(folders: dict[str, Path]) -> Iterator[str]:
+    """A server on a thread of this process: another process would take longer to import diffusers than all tests."""
     cosmos = {"checkpoint": str(folders["cosmos25"]), "frames": 13, **tiny.COSMOS}
     wan = {"checkpoint": str(folders["wan22"]), "frames": 9, **tiny.WAN}
     pipelines = (
         PipelineConfig(name="cosmos", template="cosmos", options=cosmos),
         PipelineConfig(name="wan", template="wan", options=wan),
     )
-    with BackgroundServer(Deployment(pipelines=pipelines), 280.0) as server:
-        yield server.address
+    server = Server(Deployment(pipelines=pipelines, listen=Listen(port=0)))
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield asyncio.run_coroutine_threadsafe(server.start(), loop).result(100)
+        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(100)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 
 
 def test_observe_predict_recondition_predict(address: str, images: NDArray[np.uint8]) -> None:
