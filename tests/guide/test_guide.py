@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import io
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pytest
 from rich.console import Console
 
 from omni_loop.cli.check_config import check_config
-from omni_loop.config import load_deployment
-from omni_loop.serve.background import BackgroundServer
 
 from .blocks import ADDRESS, BLOCKS, FOLDER, lines, module
-
-READY_S = 280.0
-
-
-@contextmanager
-def served(deployment: str) -> Iterator[str]:
-    """The address of a server whose PYTHONPATH holds the examples, as the guide says."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]))
-        with BackgroundServer(load_deployment(FOLDER / deployment), READY_S) as server:
-            yield server.address
 
 
 def said(block: str, address: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -39,15 +25,18 @@ def test_a_policy_and_a_world_take_less_than_60_lines_each() -> None:
     assert lines("my_world.py", "world.yaml", "use_world.py") < 60
 
 
-def test_the_policy_is_served(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_policy_is_served(
+    served: Callable[[str], AbstractContextManager[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
     with served("policy.yaml") as address:
         assert said("use_policy.py", address, capsys) == "(16, 2) reach-1\n"
 
 
-def test_the_world_is_served_and_its_dreams_are_an_environment(capsys: pytest.CaptureFixture[str]) -> None:
-    with served("world.yaml") as address:
-        assert said("use_world.py", address, capsys) == "(8, 32, 32, 3)\n"
-        assert said("imagine.py", address, capsys) == "(4, 32, 32, 3) True\n"
+def test_the_world_is_served_and_its_dreams_are_an_environment(
+    world_address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said("use_world.py", world_address, capsys) == "(8, 32, 32, 3)\n"
+    assert said("imagine.py", world_address, capsys) == "(4, 32, 32, 3) True\n"
 
 
 def test_a_notebook_registers_and_serves_in_one_process(capsys: pytest.CaptureFixture[str]) -> None:

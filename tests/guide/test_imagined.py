@@ -16,7 +16,6 @@ from omni_loop_worlds.imagined import Seen, Verdict
 from omni_loop_worlds.imagined.env import Imagined
 
 from .blocks import module
-from .test_guide import served
 
 
 class Table(BaseEnv):
@@ -51,16 +50,10 @@ def in_the_middle(seen: Seen) -> Verdict:
 in_the_middle.score = "nearness"  # type: ignore[attr-defined]
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with served("world.yaml") as at:
-        yield at
-
-
 class TestImaginedTable(EnvContract):
     @pytest.fixture(autouse=True)
-    def _table(self, address: str) -> Iterator[None]:
-        self.address = address
+    def _table(self, world_address: str) -> Iterator[None]:
+        self.address = world_address
         with registry.registered(registry.ENVS, "table", Table):
             yield
 
