@@ -59,6 +59,8 @@ class Column:
         first, block = self._take()
         try:
             array = self._opened(group, first + len(block))
+            if not block.size:  # its rows are empty: zarr writes no chunk of them
+                return 0
             array[first : first + len(block)] = block
             return (self._folder / self.place / self._file(first)).stat().st_size
         except BaseException:

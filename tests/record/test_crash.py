@@ -19,14 +19,15 @@ from omni_loop.config import Deployment, RecordConfig
 from omni_loop.loop.request import TickRequest
 from omni_loop.loop.tap import Opened, Ticked
 from omni_loop.record.recorder import Recorder
-from omni_loop.testing.rows.toys import SPEC, WIDTH
-from omni_loop.types import Op, TickResult
+from omni_loop.types import ArraySpec, Op, SessionSpec, TickResult
+
+SPEC = SessionSpec("toy", (ArraySpec("x", "float32", (4,)),), ArraySpec("action", "float32", (2,)), 4, 2, 5, (Op.INFER,))
 
 recorder = Recorder(Deployment(pipelines=("toy",), record=RecordConfig(folder=sys.argv[1], part_ticks=1000)))
 
 def tell(session, n):
     for seq in range(1, n + 1):
-        request = TickRequest(session, "", seq, Op.INFER, seq, {"x": np.full(WIDTH, seq, np.float32)})
+        request = TickRequest(session, "", seq, Op.INFER, seq, {"x": np.full(4, seq, np.float32)})
         recorder.ticked(Ticked(request, None, 0, seq, seq, seq, 1, TickResult(seq, 0)))
 
 for session in ("whole", "open", "long"):
