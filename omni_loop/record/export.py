@@ -24,6 +24,7 @@ from ..registry import missing_extra
 from ..types import SessionSpec
 from .features import ACTION, check_names, feature_of, feature_shape, renamed
 from .outcomes import Outcomes
+from .quiet import quiet
 from .reader import Episode, Recording
 from .timeline import Seen, timeline
 
@@ -79,7 +80,8 @@ def export(
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        made = _write(partial, folder, chosen, how, Outcomes.read(recording), on_episode)
+        with quiet():
+            made = _write(partial, folder, chosen, how, Outcomes.read(recording), on_episode)
         _note(partial, chosen[0].spec, how)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)

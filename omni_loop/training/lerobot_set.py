@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from .. import registry
 from ..errors import ConfigError, Unsupported
 from ..record.features import ACTION, feature_of, feature_shape
+from ..record.quiet import quiet
 from ..types import Array
 from .demos import Demos, DemoSet
 
@@ -55,9 +55,9 @@ def write(
     # Made beside and renamed when complete: an interrupted run leaves no half of a set behind.
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    made = _create(demo_set, demos, partial, f"omni_loop/{folder.name}")
     rows = 0
-    with _no_bars():
+    with quiet():
+        made = _create(demo_set, demos, partial, f"omni_loop/{folder.name}")
         for i, episode in enumerate(episodes):
             wanted = demos.start[episode] + np.arange(demos.length[episode] - 1)
             columns = {feature_of(k): v for k, v in demo_set.observations(demos, wanted).items()}
@@ -71,21 +71,6 @@ def write(
         made.finalize()
     partial.rename(folder)
     return {"episodes": len(episodes), "rows": rows}
-
-
-@contextlib.contextmanager
-def _no_bars() -> Iterator[None]:
-    """LeRobot's tables draw a progress bar for every episode."""
-    from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    if are_progress_bars_disabled():
-        yield
-        return
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        enable_progress_bars()
 
 
 def _create(demo_set: Observed, demos: Demos, folder: Path, repo_id: str) -> Any:

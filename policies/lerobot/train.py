@@ -20,6 +20,7 @@ from pydantic import Field
 from omni_loop.config import Count, Section, load, validate
 from omni_loop.errors import ConfigError, UnknownName, nearest
 from omni_loop.record.features import ACTION, OBSERVATION, feature_of
+from omni_loop.record.quiet import quiet
 from omni_loop.registry import missing_extra
 from omni_loop.training.rollouts import Wanted
 
@@ -94,6 +95,13 @@ def train(data: Path, recipe: LeRobotRecipe, folder: Path, log: Callable[[str], 
     if folder.exists():
         raise ConfigError(f"{folder} exists; name another --out, or remove it")
     info = dataset_info(data)
+    with quiet():
+        return _train(data, info, recipe, folder, log)
+
+
+def _train(
+    data: Path, info: dict[str, Any], recipe: LeRobotRecipe, folder: Path, log: Callable[[str], None]
+) -> Trained:
     try:
         import lerobot.scripts.lerobot_train  # noqa: F401  all that is needed, before anything is read
     except ModuleNotFoundError as e:
