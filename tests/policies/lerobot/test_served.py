@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from omni_loop.client import Client, connect
-from omni_loop.config import Deployment, PipelineConfig
+from omni_loop.config import Deployment, PipelineConfig, SnapshotConfig
 from omni_loop.errors import InvalidInput, OmniLoopError, TensorError
 from omni_loop.serve.background import BackgroundServer
 from omni_loop.types import TickResult
@@ -23,12 +23,13 @@ Checkpoints = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def address(checkpoints: Checkpoints) -> Iterator[str]:
+def address(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     made = tuple(
         PipelineConfig(name=kind, template="lerobot", options={"checkpoint": str(checkpoints(kind)), **options})
         for kind, options in {"ddim": {}, "smolvla": {"rtc": True}, "act": {"ensemble": True}}.items()
     )
-    with BackgroundServer(Deployment(pipelines=made), READY_S) as server:
+    kept = SnapshotConfig(folder=str(tmp_path_factory.mktemp("snapshots")))
+    with BackgroundServer(Deployment(pipelines=made, snapshots=kept), READY_S) as server:
         yield server.address
 
 
@@ -84,6 +85,17 @@ def test_a_rewound_ensemble_is_as_if_it_had_not_gone_on(client: Client) -> None:
             session.infer(seen(step + 50), step)
         session.rewind(1)
         assert (chunk(session.infer(seen(2), 2)) == chunk(straight.infer(seen(2), 2))).all()
+
+
+@pytest.mark.parametrize("pipeline", ["ddim", "act"])
+def test_a_snapshot_holds_the_history(client: Client, pipeline: str) -> None:
+    with client.open(pipeline, seed=3) as session:
+        for step in range(3):
+            session.infer(seen(step), step)
+        session.snapshot(pipeline)
+        with client.restore(pipeline) as restored:
+            for step in (3, 4):
+                assert (chunk(session.infer(seen(step), step)) == chunk(restored.infer(seen(step), step))).all()
 
 
 def test_real_time_chunking_over_the_wire(client: Client) -> None:
