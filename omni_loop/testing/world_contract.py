@@ -32,11 +32,12 @@ class WorldContract:
     Not every world is steered frame by frame. ``steers``: whether actions are read; a world that follows a prompt only
     counts them. ``stride``: a prediction's actions come in multiples of it. ``together``: a prediction's frames are
     made together, so that each may answer to any of its actions, and depends on how many there are. ``remembers``:
-    whether frames before the last one matter."""
+    whether frames before the last one matter. ``watched``: so many frames are shown in parts, where it does so."""
 
     output = "latents"
     low, high = 0.0, 512.0
     steers, stride, together, remembers = True, 1, False, True
+    watched = 4
     max_predict = 16
     rollout_frames = 200
     atol = 1e-5
@@ -296,7 +297,7 @@ class WorldContract:
         if not isinstance(driver.stage, StreamingStage):
             pytest.skip("this world shows nothing before it is done")
         driver.open("watched", seed=5)
-        n = min(4 * self.stride, self.max_predict)
+        n = self.watched
         for session in ("s", "watched"):
             driver.tick(session, 0, self.seen(0, 3))
         for tick in (1, 2):

@@ -77,6 +77,11 @@ class VideoJob:
     def finished(self) -> bool:
         return len(self.made) >= self.count
 
+    def outputs(self, first: int = 0) -> Outputs:
+        """What has been made from frame ``first`` on."""
+        frames, meta = to_uint8(torch.stack(self.made[first:])).cpu(), {"first_step": self.item.step + 1 + first}
+        return {"frames": Payload(PayloadKind.FRAMES, {"frames": frames}, meta)}
+
     @property
     def last(self) -> Sequence[Tensor]:
         """The frames to go on from."""
@@ -170,10 +175,8 @@ class VideoStage(ABC):
         if made.observed is not None:
             commit_observed(state, made.observed)
             return {}
-        frames = made.made[: made.count]
-        commit_imagined(state, frames)
-        meta = {"first_step": made.item.step + 1}
-        return {"frames": Payload(PayloadKind.FRAMES, {"frames": to_uint8(torch.stack(frames)).cpu()}, meta)}
+        commit_imagined(state, made.made)
+        return made.outputs()
 
     @torch.no_grad()
     def warm_up(self) -> None:

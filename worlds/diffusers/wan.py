@@ -33,11 +33,17 @@ class WanJob(VideoJob):
         self.latents, self.stream = latents, stream
         self.left: list[Tensor] = []
         self.fresh = False  # whether the latents are this tick's
+        self._told = 0  # frames that parts have shown
 
     def show(self, frames: Sequence[Tensor]) -> None:
         wanted = self.count - len(self.made)
         self.made.extend(frames[:wanted])
         self.left = list(frames[wanted:])
+
+    def part(self) -> Outputs | None:
+        """The frames since the last call."""
+        first, self._told = self._told, len(self.made)
+        return self.outputs(first) if self._told > first else None
 
 
 class WanStage(VideoStage):
@@ -135,6 +141,11 @@ class WanStage(VideoStage):
         else:
             state.counter("decoded").set(0)
         return outputs
+
+    def parts(self, job: Job) -> Sequence[Outputs]:
+        """Each latent frame's frames as soon as they are decoded."""
+        part = job.part() if isinstance(job, WanJob) else None
+        return () if part is None else (part,)
 
     def _keep(self, job: WanJob, state: StateView) -> None:
         assert job.stream is not None

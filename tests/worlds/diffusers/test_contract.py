@@ -48,3 +48,4 @@ class TestCosmosUnderActions(_Contract):
 
 class TestWan(_Contract):
     name, steers, max_predict, remembers = "wan22-quick", False, 8, False
+    watched = 8

@@ -15,6 +15,7 @@ from omni_loop.client import connect
 from omni_loop.config import Deployment, Listen, PipelineConfig
 from omni_loop.errors import InvalidInput
 from omni_loop.serve.app import Server
+from omni_loop.types import FramePrediction
 from omni_loop_worlds.imagined import ImaginedVectorEnv, ServedWorld, Start
 
 from . import tiny
@@ -50,13 +51,17 @@ def test_observe_predict_recondition_predict(address: str, images: NDArray[np.ui
         for name in ("cosmos", "wan"):
             with client.open(name, prompt="a cat", seed=3) as session:
                 session.recondition({"image": images[:6]}, executed=np.zeros((5, 1), np.float32), first_step=0)
-                first = session.predict(steps=3).frames
+                parts: list[FramePrediction] = []
+                first = session.predict(steps=5, on_part=parts.append).frames
                 assert first is not None
+                if name == "wan":  # latent frame by latent frame
+                    assert [(part.first_step, part.preview) for part in parts] == [(6, False)]
+                    assert (parts[0].frames == first.frames[:4]).all()
                 assert first.first_step == 6
-                assert first.frames.shape == (3, tiny.HEIGHT, tiny.WIDTH, 3)
+                assert first.frames.shape == (5, tiny.HEIGHT, tiny.WIDTH, 3)
                 more = session.predict(np.zeros((2, 1), np.float32)).frames
                 assert more is not None
-                assert more.first_step == 9
+                assert more.first_step == 11
                 session.recondition({"image": images[6:8]}, executed=np.zeros((2, 1), np.float32), first_step=6)
                 again = session.predict(steps=2).frames
                 assert again is not None
