@@ -149,7 +149,8 @@ def _charts(
 
 def _executed(ticks: Sequence[Tick]) -> tuple[list[int], Any]:
     """Steps and ``float32[n, action_dim]`` of what was really executed."""
-    steps, rows = [], []
+    steps: list[int] = []
+    rows: list[Any] = []
     for tick in ticks:
         if tick.executed is not None and len(tick.executed):
             last = tick.step + max(0, len(next(iter(tick.arrays.values()), ())) - 1 if tick.op == "recondition" else 0)

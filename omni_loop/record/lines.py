@@ -79,6 +79,7 @@ class Lines:
         for _ in range(len(self.unsealed)):
             if not self._seal(self.unsealed.popleft()):
                 return
+            self.trouble = ""  # not so when a part is sealed whose ticks have just been lost
 
     def finish(self) -> None:
         """Seal everything, once more what could not be."""
@@ -192,7 +193,6 @@ class Lines:
             if len(self.unsealed) > _MAX_UNSEALED:
                 self._give_up(self.unsealed.popleft(), "disk")
             return False
-        self.trouble = ""
         self._room.add(max(0, nbytes - part.nbytes))
         self._on_written(part.ticks - len(part.lost))
         return True

@@ -45,12 +45,12 @@ def busy_port() -> Iterator[int]:
 def test_help_names_every_command(run) -> None:
     ran = run("--help")
     assert ran.code == 0
-    for command in ("serve", "demo", "eval", "train", "bench", "check"):
+    for command in ("serve", "demo", "eval", "train", "replay", "export", "view", "bench", "check"):
         assert f" {command} " in ran.out
     assert "Not available" not in ran.out
 
 
-@pytest.mark.parametrize("command", ["serve", "demo", "eval", "train", "bench", "check"])
+@pytest.mark.parametrize("command", ["serve", "demo", "eval", "train", "replay", "export", "view", "bench", "check"])
 def test_every_command_has_help(run, command: str) -> None:
     ran = run(command, "--help")
     assert ran.code == 0

@@ -21,7 +21,8 @@ from omni_loop.loop.tap import Opened, Ticked
 from omni_loop.record.recorder import Recorder
 from omni_loop.types import ArraySpec, Op, SessionSpec, TickResult
 
-SPEC = SessionSpec("toy", (ArraySpec("x", "float32", (4,)),), ArraySpec("action", "float32", (2,)), 4, 2, 5, (Op.INFER,))
+X, ACTION = ArraySpec("x", "float32", (4,)), ArraySpec("action", "float32", (2,))
+SPEC = SessionSpec("toy", (X,), ACTION, 4, 2, 5, (Op.INFER,))
 
 recorder = Recorder(Deployment(pipelines=("toy",), record=RecordConfig(folder=sys.argv[1], part_ticks=1000)))
 

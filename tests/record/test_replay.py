@@ -54,6 +54,8 @@ def test_a_session_of_every_op_is_repeated_to_the_bit(tmp_path: Path, again: str
         _live(session, draw, 2)
     report = _replayed(tmp_path, again)
     assert (report.exact, report.ticks, report.differing) == (True, 11, 0)
+    assert all(tick.error == "" for episode in report.episodes for tick in episode.ticks)
+    assert report.episodes[0].worst("frames") == report.episodes[1].worst("frames") == 0.0
     assert {tick.op for episode in report.episodes for tick in episode.ticks} == {Op.INFER, Op.PREDICT, Op.RECONDITION}
     alone = _replayed(tmp_path, again, "1")  # what the reset began, without what came before it
     assert (alone.exact, alone.ticks) == (True, 2)

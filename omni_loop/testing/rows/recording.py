@@ -7,8 +7,9 @@ import contextlib
 import itertools
 import secrets
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from zarr.core.sync import cleanup_resources
@@ -20,7 +21,7 @@ from ...record.table import Tick
 from ...types import Op, TickResult
 from ..board import Broken, expect
 from ..faulty_disk import Disk
-from .bed import Bed, Robot, bed, check_alone, nothing_leaks, row, same, some_actions
+from .bed import Bed, Outcome, Robot, bed, check_alone, nothing_leaks, row, same, some_actions
 from .toys import NAME
 
 ROBOTS, PART = 3, 4  # PART: ticks after which a part is sealed, so that the disk is asked often
@@ -90,7 +91,7 @@ async def _ticks(robots: list[Robot], draw: np.random.Generator, n: int) -> None
             expect(isinstance(outcome, TickResult), f"a tick failed with the disk: {outcome}")
 
 
-def _one(robot: Robot, draw: np.random.Generator) -> object:
+def _one(robot: Robot, draw: np.random.Generator) -> Coroutine[Any, Any, Outcome]:
     if robot.step >= 0 and draw.random() < 0.2:
         return robot.predict(some_actions(draw, 2))
     return robot.infer(row(draw), frames=int(draw.integers(0, 3)))

@@ -214,7 +214,7 @@ class Frames(_Toy):
         if "actions" in item.inputs:
             x = x + 0.1 * _tensor(item.inputs["actions"].arrays["actions"]).sum(1, keepdim=True)
         if "last" in item.inputs:
-            x = x + _tensor(item.inputs["last"].arrays["last"])
+            x = x + _tensor(item.inputs["last"].arrays["latents"])
         return _Job(item, x)
 
     def advance(self, jobs: Sequence[_Job]) -> Sequence[Exception | None]:
@@ -240,7 +240,7 @@ class Frames(_Toy):
         )
         made = {
             "latents": Payload(PayloadKind.LATENTS, {"latents": latents}),
-            "last": Payload(PayloadKind.LATENTS, {"last": torch.tanh(latents[-1])}),
+            "last": Payload(PayloadKind.LATENTS, {"latents": torch.tanh(latents[-1])}),
         }
         return self.faults.spoil(self.name, item, made, job.company)
 
