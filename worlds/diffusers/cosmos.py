@@ -50,14 +50,13 @@ class CosmosStage(VideoStage):
         folder = Folder(checkpoint)
         self._old = folder.kind((COSMOS2, COSMOS25)) == COSMOS2
         shape = replace(shape_of(folder, height, width, frames, context, action_dim), history=history)
-        pipe = _pipeline(folder, text_folder(folder, text_encoder), shape.steers, dtype_of(dtype), device)
+        text = text_folder(folder, text_encoder)
+        pipe = _pipeline(folder, text, shape.steers, dtype_of(dtype), device)
         guard = self._guard = Guardrail(device) if guardrail else None
         embed = Prompts(cosmos_embedder(pipe, text_length, device, guard), prompts)
         super().__init__(shape, pipe, _schedule(pipe, steps, self._old, device), embed, guidance, device)
         self.fps = fps
-        self.revision = folder.revision(
-            ("transformer", "vae", "scheduler"), f"{steps} {guidance} {negative_prompt} {dtype} {shape}"
-        )
+        self.revision = folder.revision(text, f"{steps} {guidance} {negative_prompt} {text_length} {dtype} {shape}")
         self._negative = self._negative_text(negative_prompt, text_length) if guidance > 1 else None
 
     @torch.no_grad()
@@ -75,6 +74,7 @@ class CosmosStage(VideoStage):
     def encode(self, job: VideoJob) -> Chunk:
         known, context = job.last, self.shape.context
         frames = known[-context:] if len(known) >= context else known[-1:]
+        frames = [frame.to(self.device) for frame in frames]
         return self._chunk(frames, job.count, self.prompts(job.item.prompt), job.generator, job.actions)
 
     def first_chunk(self, text: Tensor) -> Chunk:

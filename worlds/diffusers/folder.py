@@ -17,7 +17,9 @@ from omni_loop import registry
 from omni_loop.errors import CheckpointError, nearest
 
 _LIBRARIES = ("diffusers", "transformers")
-_SAMPLE, _EVERY = 1 << 16, 1 << 26  # of large weights a sample of bytes every so many is hashed
+_TEXT = ("text_encoder", "tokenizer")  # what may lie in a folder of its own
+_READ = (".json", ".jinja", ".model", ".safetensors", ".txt")
+_HEAD, _SAMPLE, _EVERY = 1 << 20, 1 << 16, 1 << 26  # bytes of a file's head, and of samples every so many, are hashed
 
 
 class Folder:
@@ -79,19 +81,17 @@ class Folder:
         name = "torch_dtype" if self._index.get(part, [""])[0] == "diffusers" else "dtype"
         return ready(self.load(part, use_safetensors=True, **{name: dtype}), device)
 
-    def revision(self, parts: Iterable[str], more: str = "") -> str:
-        """12 hex digits that name what is served: JSON files and headers in full, of large weights samples, since any
-        training changes all of them; and ``more``."""
+    def revision(self, text: Folder, more: str = "") -> str:
+        """12 hex digits that name what is served, with the text encoder of ``text``: JSON files and headers in full, of
+        large weights samples, since any training changes all of them; and ``more``."""
         digest = hashlib.blake2b(more.encode(), digest_size=6)
-        files = [self.path / "model_index.json"]
-        for part in parts:
-            files += sorted(p for p in (self.path / part).rglob("*") if p.suffix in (".json", ".safetensors", ".model"))
-        for file in files:
-            digest.update(f"{file.relative_to(self.path)} {file.stat().st_size}".encode())
-            with file.open("rb") as opened:
-                for at in range(0, max(file.stat().st_size, 1), _EVERY):
-                    opened.seek(at)
-                    digest.update(opened.read(_SAMPLE if at else 1 << 20))
+        for part in sorted(self._index):
+            home = text if part in _TEXT else self
+            for file in sorted((home.path / part).rglob("*")) if self.has(part) else ():
+                if file.suffix not in _READ:
+                    continue
+                digest.update(f"{file.relative_to(home.path)} {file.stat().st_size}".encode())
+                _sample(file, digest)
         return digest.hexdigest()
 
     def _json(self, file: str) -> Mapping[str, Any]:
@@ -104,6 +104,13 @@ class Folder:
         if not isinstance(data, dict):
             raise CheckpointError(f"{self.name}/{file}: wanted keys and values, not {type(data).__name__}")
         return data
+
+
+def _sample(file: Path, digest: hashlib.blake2b) -> None:
+    with file.open("rb") as opened:
+        for at in range(0, max(file.stat().st_size, 1), _EVERY):
+            opened.seek(at)
+            digest.update(opened.read(_SAMPLE if at else _HEAD))
 
 
 def imported(library: str) -> Any:

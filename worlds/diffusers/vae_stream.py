@@ -57,7 +57,7 @@ def restored(vae: Any, state: StateView, names: Sequence[str], count: int) -> St
     stream.count = count
     for i in range(len(stream.features)):
         if _name(i) in names:
-            stream.features[i] = state.tensor(_name(i)).get()[None]
+            stream.features[i] = state.tensor(_name(i)).get()[None].to(vae.device)
     return stream
 
 

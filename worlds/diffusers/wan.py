@@ -69,7 +69,8 @@ class WanStage(VideoStage):
         folder = Folder(checkpoint)
         folder.kind((WAN,))
         shape = shape_of(folder, height, width, frames, 1, action_dim)
-        pipe = _pipeline(folder, text_folder(folder, text_encoder), dtype_of(dtype), device)
+        text = text_folder(folder, text_encoder)
+        pipe = _pipeline(folder, text, dtype_of(dtype), device)
         solver = copy.deepcopy(pipe.scheduler)
         solver.set_timesteps(steps, device=device)
         embed = Prompts(wan_embedder(pipe, text_length, device), prompts)
@@ -80,8 +81,9 @@ class WanStage(VideoStage):
         self._size = tuple(side // pipe.vae_scale_factor_spatial for side in (height, width))
         self._caches = cache_specs(pipe.vae, *self._size)
         self._negative = self._embedded(negative_prompt) if guidance > 1 else None
-        parts = [part for part in ("transformer", "transformer_2", "vae", "scheduler") if folder.has(part)]
-        self.revision = folder.revision(parts, f"{steps} {guidance} {guidance_2} {negative_prompt} {dtype} {shape}")
+        self.revision = folder.revision(
+            text, f"{steps} {guidance} {guidance_2} {negative_prompt} {text_length} {dtype} {shape}"
+        )
 
     @torch.no_grad()
     def _embedded(self, prompt: str) -> Tensor:
@@ -105,10 +107,10 @@ class WanStage(VideoStage):
         state = item.state
         latents, stream = None, None
         if decoded := state.counter("decoded").get():
-            latents = state.tensor("latents").get()[None]
+            latents = state.tensor("latents").get()[None].to(self.device)
             stream = restored(self.pipe.vae, state, tuple(self._caches), decoded)
         made = WanJob(item, job.count, latents, stream)
-        made.show(state.ring("left").items())
+        made.show([frame.to(self.device) for frame in state.ring("left").items()])
         return made
 
     def _alone(self, job: VideoJob) -> None:
@@ -158,7 +160,7 @@ class WanStage(VideoStage):
             state.counter("decoded").set(job.stream.count)
 
     def encode(self, job: VideoJob) -> Chunk:
-        return self._chunk(job.last[-1], self.prompts(job.item.prompt), job.generator)
+        return self._chunk(job.last[-1].to(self.device), self.prompts(job.item.prompt), job.generator)
 
     def first_chunk(self, text: Tensor) -> Chunk:
         s = self.shape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -45,14 +45,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def stages(folders: dict[str, Path]) -> dict[str, Stage]:
-    """Stages hold no session, so that tests share them. Those called quick are not guided: half of the passes."""
+    """Stages hold no session, so that tests share them. Those called quick are not guided: half of
+    the passes; those called half are of half precision."""
 
     def make(name: str) -> Stage:
         from omni_loop_worlds.diffusers.cosmos import CosmosStage
         from omni_loop_worlds.diffusers.wan import WanStage
 
-        folder, _, quick = name.partition("-")
-        more = {"guidance": 1.0} if quick else {}
+        folder, _, how = name.partition("-")
+        more: dict[str, Any] = {"quick": {"guidance": 1.0}, "half": {"dtype": "bfloat16"}}.get(how, {})
         path = str(folders[folder])
         if folder == "action":
             return CosmosStage(path, frames=25, context=1, **{**tiny.COSMOS, **more})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,8 +51,11 @@ def pictures(seen: NDArray[np.uint8]) -> list[Any]:
     return [Image.fromarray(frame) for frame in seen]
 
 
-@pytest.mark.parametrize("driver", ["cosmos2", "cosmos25"], indirect=True)
-@pytest.mark.parametrize("seen", [1, 5, 9])
+@pytest.mark.parametrize(
+    ("driver", "seen"),
+    [*itertools.product(["cosmos2", "cosmos25"], [1, 5, 9]), ("cosmos2-half", 5), ("cosmos25-half", 5)],
+    indirect=["driver"],
+)
 def test_cosmos(driver: Driver, images: NDArray[np.uint8], seen: int) -> None:
     stage: Any = driver.stage
     got, made, generator = predicted(driver, images[:seen], 8)
@@ -70,14 +74,14 @@ def test_cosmos(driver: Driver, images: NDArray[np.uint8], seen: int) -> None:
     stage.pipe.set_progress_bar_config(disable=True)
     with torch.no_grad():
         latents = stage.pipe(**given).frames
-        video = stage.pipe.vae.decode(stage._unscaled(latents)).sample[0].unbind(1)
+        video = stage.pipe.vae.decode(stage._unscaled(latents).to(stage.pipe.vae.dtype)).sample[0].unbind(1)
     want = to_uint8(torch.stack(video[known : known + 8])).numpy()
     assert torch.equal(made, latents)
     assert (got == want).all()
     assert (want[0] != want[1]).any()
 
 
-@pytest.mark.parametrize("driver", ["wan21", "wan22", "wan5b"], indirect=True)
+@pytest.mark.parametrize("driver", ["wan21", "wan22", "wan22-half", "wan5b"], indirect=True)
 def test_wan(driver: Driver, images: NDArray[np.uint8]) -> None:
     stage: Any = driver.stage
     got, made, generator = predicted(driver, images[:2], 8)
@@ -96,8 +100,9 @@ def test_wan(driver: Driver, images: NDArray[np.uint8]) -> None:
             output_type="latent",
         ).frames
         config = stage.pipe.vae.config
-        mean, std = (torch.tensor(v).view(1, -1, 1, 1, 1) for v in (config.latents_mean, config.latents_std))
-        video = stage.pipe.vae.decode(latents / (1.0 / std) + mean).sample[0].unbind(1)
+        dtype = stage.pipe.vae.dtype
+        mean, std = (torch.tensor(v).view(1, -1, 1, 1, 1).to(dtype) for v in (config.latents_mean, config.latents_std))
+        video = stage.pipe.vae.decode(latents.to(dtype) / (1.0 / std) + mean).sample[0].unbind(1)
     want = to_uint8(torch.stack(video[1:])).numpy()
     # With time for each token, the pipeline also puts the known first frame back into what it returns.
     assert torch.equal(made[:, :, 1:], latents[:, :, 1:])
