@@ -178,12 +178,16 @@ async def _start(folder: Path, options: EngineOptions) -> Any:
         logits_processors=[f"{package}.writing:WrittenTokens"],
         kv_transfer_config=connector,
         disable_log_stats=True,
+        use_tqdm_on_load=False,
     )
     return AsyncLLM.from_engine_args(args)
 
 
 async def _shutdown(llm: Any) -> None:
+    sockets = llm.engine_core.resources.ctx
     llm.shutdown()
+    await asyncio.sleep(0)  # the tasks it has cancelled let go of theirs
+    sockets.destroy(linger=0)  # vLLM leaves that to the collector, which warns
 
 
 def _sampling() -> Any:
