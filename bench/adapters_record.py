@@ -18,6 +18,7 @@ from omni_loop.config import Deployment, RecordConfig, load_deployment
 from omni_loop.record.reader import Recording
 from omni_loop.record.replay import replay
 from omni_loop.serve.background import BackgroundServer
+from omni_loop.types import Array
 
 from .rows import Bar, Bench, Measured, Settings
 
@@ -120,7 +121,7 @@ def _drive(client: Client, seconds: float) -> list[float]:
     return [ms for one in trips for ms in one[1:]]
 
 
-def _arrays(draw: np.random.Generator) -> dict[str, np.ndarray]:
+def _arrays(draw: np.random.Generator) -> dict[str, Array]:
     """A camera's image, smooth and noisy as one is, and the agent's position."""
     coarse = draw.integers(0, 256, (12, 12, 3)).repeat(8, 0).repeat(8, 1)
     image = np.clip(coarse + draw.normal(0, 3, (96, 96, 3)), 0, 255).astype(np.uint8)

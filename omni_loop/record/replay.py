@@ -100,6 +100,7 @@ class _Replay:
         episode = act.episode
         report = self.reports.setdefault(episode.name, EpisodeReport(episode.name, episode.session, episode.length))
         if act.do == "end":
+            self._end(report, goes_on=bool(act.event and act.event["goes_on"]))
             return
         if report.skipped and act.do != "begin":
             return
@@ -114,6 +115,14 @@ class _Replay:
                 self._turn(episode, act.event)
         except OmniLoopError as error:
             report.skipped = error.text
+
+    def _end(self, report: EpisodeReport, goes_on: bool) -> None:
+        """A server has room for only so many sessions; and where a session is lost, what is next begins anew."""
+        if (report.skipped or not goes_on) and (session := self.live.pop(report.session, None)) is not None:
+            try:
+                session.close()
+            except OmniLoopError as error:
+                report.skipped = report.skipped or f"its session could not be closed: {error.text}"
 
     def close(self) -> None:
         for session in (*self.live.values(), *self.saved.values()):

@@ -15,7 +15,8 @@ Do = Literal["begin", "tick", "rewind", "snapshot", "lost", "end"]
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One thing that happened in ``episode``: a ``tick``, or an ``event`` of it."""
+    """One thing that happened in ``episode``: a ``tick``, or an ``event`` of it. That of its end says whether the
+    session ``goes_on`` with another episode that is wanted."""
 
     do: Do
     order: int
@@ -28,14 +29,16 @@ def script(recording: Recording, wanted: Sequence[Episode]) -> Iterator[Act]:
     """What happened in ``wanted`` and in the episodes they continue, in the order in which it did."""
     chosen = _with_ancestors(recording, wanted)
     restored = {e.begin["source"] for e in chosen if e.begin["event"] == "restore"}
+    numbers = {(_run(e), e.session, e.number) for e in chosen}
     runs: dict[str, list[Iterator[Act]]] = {}
     for episode in chosen:
-        runs.setdefault(_run(episode), []).append(_acts(episode, restored))
+        goes_on = (_run(episode), episode.session, episode.number + 1) in numbers
+        runs.setdefault(_run(episode), []).append(_acts(episode, restored, goes_on))
     for run in sorted(runs):
         yield from heapq.merge(*runs[run], key=lambda act: act.order)
 
 
-def _acts(episode: Episode, restored: Container[str]) -> Iterator[Act]:
+def _acts(episode: Episode, restored: Container[str], goes_on: bool) -> Iterator[Act]:
     """One part at a time is in memory, and none before the episode begins."""
     last = int(episode.begin["order"])
     yield Act("begin", last, episode, event=dict(episode.begin))
@@ -49,8 +52,9 @@ def _acts(episode: Episode, restored: Container[str]) -> Iterator[Act]:
                 acts.append(Act("lost", order, episode, event=event))
         acts.sort(key=lambda act: act.order)
         yield from acts
-        last = max((last, *(act.order for act in acts)))
-    yield Act("end", last, episode)
+        # The end has an order of its own: forks came before it.
+        last = max((last, *(act.order for act in acts), *(int(e.get("order", 0)) for e in events)))
+    yield Act("end", last, episode, event={"goes_on": goes_on})
 
 
 def _with_ancestors(recording: Recording, wanted: Sequence[Episode]) -> list[Episode]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from omni_loop.client import Session, connect
+from omni_loop.config import Limits
 from omni_loop.record.differences import Difference, Report
 from omni_loop.record.reader import Recording
 from omni_loop.record.replay import replay
@@ -97,6 +98,20 @@ def test_sessions_that_ran_side_by_side_are_each_repeated(tmp_path: Path, again:
     with connect(again) as client:
         report = replay(client, Recording(tmp_path), on_tick=heard.append)
     assert (report.exact, report.ticks, len(heard)) == (True, 12, 12)
+
+
+def test_a_server_with_room_for_few_replays_many(tmp_path: Path, again: str) -> None:
+    draw = np.random.default_rng(6)
+    with served(deployment(tmp_path)) as address, connect(address) as client:
+        for seed in range(5):
+            with client.open(NAME, seed=seed) as session:
+                _live(session, draw, 2)
+                session.reset()
+                _live(session, draw, 1)
+    with served(deployment(limits=Limits(max_sessions=1))) as address:
+        report = _replayed(tmp_path, address)
+        assert (report.ticks, report.exact) == (15, True)
+        assert _replayed(tmp_path, address, "0", "2", "5").ticks == 5
 
 
 def test_what_comes_out_otherwise_is_said(tmp_path: Path, again: str) -> None:
