@@ -170,8 +170,8 @@ class Bench(Generic[S]):
         picture: Path | None = None,
         on_result: Callable[[Result], None] | None = None,
     ) -> list[Result]:
-        """Measure the rows ``wanted``; ``on_result`` hears of each as it is done. When all are measured, those that need
-        an extra that is not installed are no numbers; asked for by name they raise MissingExtra."""
+        """Measure the rows ``wanted``; ``on_result`` hears of each as it is done. When all are measured, those that
+        need an extra that is not installed are no numbers; asked for by name they raise MissingExtra."""
         chosen, results = self.select(wanted), []
         with self.subject(settings) as subject:
             for row in chosen:
