@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import layout
-from .part import Part, StoreAt, Vanished, describe
+from .files import Files
+from .part import Part, Vanished, describe
 from .room import Room
 
 if TYPE_CHECKING:
@@ -41,11 +42,11 @@ class Lines:
         run: Path,
         config: RecordConfig,
         room: Room,
-        store: StoreAt,
+        files: Files,
         on_lost: Callable[[int, Why], None],
         on_written: Callable[[int], None],
     ) -> None:
-        self._run, self._config, self._room, self._store = run, config, room, store
+        self._run, self._config, self._room, self._files = run, config, room, files
         self._on_lost, self._on_written = on_lost, on_written
         self._lines: dict[str, Line] = {}
         self.unsealed: deque[Part] = deque()
@@ -148,7 +149,7 @@ class Lines:
             "begin": begin,
         }
         name = f"{order:010d}-{o.session}-{episode:04d}-{number:04d}"
-        return Part(self._run, name, o.spec, about, self._config.keys, self._config.frames, self._store)
+        return Part(self._run, name, o.spec, about, self._config.keys, self._config.frames, self._files)
 
     def _next_part(self, line: Line, order: int, lost: int = 0) -> None:
         line.number += 1

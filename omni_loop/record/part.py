@@ -19,14 +19,11 @@ from ..errors import OmniLoopError
 from ..types import ArraySpec, Op, SessionSpec, TickResult
 from . import layout, sealed
 from .column import Column
+from .files import NODE, Files, exists, group, store
 
 if TYPE_CHECKING:
-    import zarr
-    from zarr.abc.store import Store
-
     from ..loop.tap import Ticked
 
-StoreAt = Callable[[Path], "Store"]
 _PLAN = ("horizon", "candidates", "iterations", "method", "budget_ms")
 Reserve = Callable[[int], None]  # raises OSError when there is no room for so many bytes more
 
@@ -49,10 +46,10 @@ class Part:
         about: Mapping[str, Any],
         keys: tuple[str, ...] | None,
         frames: bool,
-        store: StoreAt,
+        files: Files,
     ) -> None:
         self.name, self._place, self._beside = name, run / name, run / f"{layout.OPEN}{name}"
-        self._spec, self._about, self._keep_frames, self._store = spec, about, frames, store
+        self._spec, self._about, self._keep_frames, self._files = spec, about, frames, files
         self._kept = {s.name: s for s in spec.observations if keys is None or s.name in keys}
         self.events: list[dict[str, Any]] = []
         self.lost: set[int] = set()  # ticks whose arrays could not be written
@@ -64,7 +61,7 @@ class Part:
         self._columns: dict[str, Column] = {}
         self._rows: dict[str, dict[int, int]] = {}  # of each column, how many are a tick's own
         self._starts: dict[str, tuple[list[int], list[int]]] = {}  # first rows, and the ticks they are of
-        self._group: zarr.Group | None = None
+        self._began = False
         self._seen_lost: dict[str, int] = {}
 
     @property
@@ -136,7 +133,7 @@ class Part:
 
     def _add(self, index: int, place: str, rows: NDArray[Any]) -> None:
         if place not in self._columns:
-            self._columns[place] = Column(self._beside, place, rows.shape[1:], rows.dtype)
+            self._columns[place] = Column(self._files, self._beside / place, rows.shape[1:], rows.dtype)
             self._rows[place], self._starts[place] = {}, ([], [])
         column = self._columns[place]
         self._rows[place][index] = len(rows)
@@ -151,15 +148,15 @@ class Part:
         """Write the chunks that are full, or ``everything``; bytes written. Raises the first error there was when all
         was tried: what could not be written is in :attr:`lost` then, unless the folder itself has vanished."""
         nbytes, first = 0, None
-        for column in self._columns.values():
+        for place, column in self._columns.items():
             while column.due or (everything and column.waiting):
                 try:
                     nbytes += self._write(column, reserve)
                 except Vanished:
                     raise
-                except Exception as error:  # a disk's, or what zarr makes of one
+                except Exception as error:
                     first = first or error
-                    self._note_lost(column)
+                    self._note_lost(place)
         self.nbytes += nbytes
         if first is not None:
             raise first
@@ -168,20 +165,20 @@ class Part:
     def _write(self, column: Column, reserve: Reserve) -> int:
         try:
             reserve(column.next_bytes)
-            group = self._opened()
+            self._begin()
         except Vanished:
             raise
         except Exception:
             column.drop()
             raise
-        return column.write(group)
+        return column.write()
 
     def seal(self) -> int:
         """Make whole what was written; its bytes on disk. Raises as :meth:`write` does, and may be called again."""
-        group = self._opened()
+        self._begin()
         for column in self._columns.values():
-            column.finish(group)
-        self._tables(group)
+            column.finish()
+        self._tables()
         attributes = {
             **self._about,
             "stages": list(self._stages),
@@ -191,7 +188,7 @@ class Part:
             "lost": len(self.lost),
             "gaps": sum(event["event"] in ("gap", "lost") for event in self.events),
         }
-        group.attrs[layout.EPISODE] = attributes
+        self._files.write(self._beside / NODE, group({layout.EPISODE: attributes}))
         nbytes = sealed.seal(self._beside)
         self._beside.rename(self._place)
         sealed.sync(self._place.parent)
@@ -201,25 +198,23 @@ class Part:
         """Remove what was written; nobody will read it."""
         shutil.rmtree(self._beside, ignore_errors=True)  # beside what is recorded, it is only in the way
 
-    def _opened(self) -> zarr.Group:
-        import zarr
-
-        if self._group is None:
+    def _begin(self) -> None:
+        if not self._began:
             self._beside.mkdir(parents=True, exist_ok=True)
-            self._group = zarr.create_group(store=self._store(self._beside), zarr_format=3, overwrite=True)
-        elif not (self._beside / "zarr.json").exists():  # zarr would make the folder anew, without what was in it
+            self._files.write(self._beside / NODE, group({}))
+            self._began = True
+        elif not exists(self._beside):  # it would be made anew, without what was in it
             raise Vanished(self._beside)
-        return self._group
 
-    def _note_lost(self, column: Column) -> None:
-        starts, ticks = self._starts[column.place]
-        known = self._seen_lost.get(column.place, 0)
+    def _note_lost(self, place: str) -> None:
+        column, (starts, ticks) = self._columns[place], self._starts[place]
+        known = self._seen_lost.get(place, 0)
         for rows in column.lost[known:]:
             begin = max(bisect.bisect_right(starts, rows.start) - 1, 0)
             self.lost.update(ticks[begin : bisect.bisect_left(starts, rows.stop)])
-        self._seen_lost[column.place] = len(column.lost)
+        self._seen_lost[place] = len(column.lost)
 
-    def _tables(self, group: zarr.Group) -> None:
+    def _tables(self) -> None:
         n = self.ticks
         numbers = np.array(self._numbers, np.int64).reshape(n, len(layout.NUMBERS))
         numbers[sorted(self.lost), layout.NUMBERS.index("kept")] = 0
@@ -234,10 +229,9 @@ class Part:
         events = np.frombuffer(lines, np.uint8)
         tables = {layout.TICKS: numbers, layout.TIMES: times, layout.ROWS: rows, layout.EVENTS: events}
         for name, table in tables.items():
-            chunks = tuple(max(d, 1) for d in table.shape)
-            array = group.create_array(name, shape=table.shape, dtype=table.dtype, chunks=chunks, overwrite=True)
-            if table.size:
-                array[...] = table
+            store(self._files, self._beside / name, table)
+        for parent in {name.partition("/")[0] for name in self._columns if "/" in name}:
+            self._files.write(self._beside / parent / NODE, group({}))
 
 
 def _observed(spec: ArraySpec, array: NDArray[Any], stacked: bool) -> dict[str, NDArray[Any] | None]:

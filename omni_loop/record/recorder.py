@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import ConfigError, MissingExtra
+from ..errors import ConfigError
 from ..telemetry import metrics
 from . import layout, sealed
+from .files import Files
 from .lines import Lines
-from .part import StoreAt
 from .room import Room
 
 if TYPE_CHECKING:
@@ -75,21 +75,20 @@ class Recorder:
         MissingExtra: zarr is not installed. ConfigError: the folder cannot be made or written to.
     """
 
-    def __init__(self, deployment: Deployment, store: StoreAt | None = None) -> None:
+    def __init__(self, deployment: Deployment, files: Files | None = None) -> None:
         config = deployment.record
         if config.folder is None:
             raise ConfigError("record.folder: nothing is recorded without one")
         self._config = config
         self.run = Path(config.folder) / f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
         self._about = json.dumps(_about(deployment), indent=1)
-        store = store or _store
         try:
             self._begin_run()
             room = Room(Path(config.folder), config.max_bytes)
         except OSError as error:
             text = f"record.folder: {config.folder} cannot be written: {error.strerror or type(error).__name__}"
             raise ConfigError(text) from error
-        self._lines = Lines(self.run, config, room, store, self._on_lost, self._on_written)
+        self._lines = Lines(self.run, config, room, files or Files(), self._on_lost, self._on_written)
         self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._order = 0
         # Each is written by one thread only: ``_in`` by the loop, ``_out`` by the writer.
@@ -252,11 +251,3 @@ def _nbytes(event: Ticked) -> int:
     arrays += [] if result.frames is None else [result.frames.frames, result.frames.scene]
     arrays += [] if request.plan is None else [request.plan.goal, request.plan.init]
     return sum(array.nbytes for array in arrays if array is not None)
-
-
-def _store(folder: Path) -> Any:
-    try:
-        from zarr.storage import LocalStore
-    except ImportError as error:
-        raise MissingExtra("recordings need zarr: install omni-loop[serve]") from error
-    return LocalStore(folder)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import threading
 from pathlib import Path
-from typing import Any
 
-from zarr.storage import LocalStore
+from ..record.files import Files
 
 WAIT_S = 60.0  # a write that hangs goes on by itself after this, so that a test which fails ends
 
 
-class Disk:
+class Disk(Files):
     """``full``: no write succeeds. While :attr:`flows` is cleared every write hangs. ``refused`` counts writes."""
 
     def __init__(self) -> None:
@@ -21,19 +20,9 @@ class Disk:
         self.flows.set()
         self.refused = 0
 
-    def store(self, folder: Path) -> LocalStore:
-        """Where a recorder writes the episode in ``folder``."""
-        return _Store(folder, self)
-
-
-class _Store(LocalStore):
-    def __init__(self, root: Path, disk: Disk) -> None:
-        super().__init__(root)
-        self._disk = disk
-
-    async def set(self, key: str, value: Any) -> None:
-        self._disk.flows.wait(WAIT_S)
-        if self._disk.full:
-            self._disk.refused += 1
+    def write(self, path: Path, data: bytes) -> int:
+        self.flows.wait(WAIT_S)
+        if self.full:
+            self.refused += 1
             raise OSError(errno.ENOSPC, "No space left on device")
-        await super().set(key, value)
+        return super().write(path, data)

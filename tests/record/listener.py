@@ -17,7 +17,7 @@ class Listener(Recorder):
     def __init__(self, folder: Path, disk: Disk | None = None, **config: Any) -> None:
         self.told: list[Opened | Turned | Ticked | Failed | tuple[str, str]] = []
         record = RecordConfig(folder=str(folder), **config)
-        super().__init__(Deployment(pipelines=("toy",), record=record), (disk or Disk()).store)
+        super().__init__(Deployment(pipelines=("toy",), record=record), disk)
 
     @property
     def ticks(self) -> list[Ticked]:

@@ -42,7 +42,7 @@ def measure(seed: int, full: bool) -> float:
 async def _all(seed: int, rounds: int, folder: Path) -> float:
     draw, disk, served = np.random.default_rng(seed), Disk(), 0
     record = RecordConfig(folder=str(folder), part_ticks=PART, queue_events=32)
-    recorder = Recorder(Deployment(pipelines=(NAME,), record=record), disk.store)
+    recorder = Recorder(Deployment(pipelines=(NAME,), record=record), disk)
     async with bed(tap=recorder, threads=seed % 2 == 1) as made:
         robots = [await made.open(seed + i) for i in range(ROBOTS)]
         for number in range(rounds):
