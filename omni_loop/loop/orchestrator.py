@@ -289,7 +289,8 @@ def _tap(deployment: Deployment) -> Tap | None:
     """The deployment's recorder; None when it names no folder."""
     if deployment.record.folder is None:
         return None
-    from ..record.recorder import Recorder  # with zarr
+    # It brings codecs, which a server that records nothing never loads.
+    from ..record.recorder import Recorder
 
     return Recorder(deployment)
 
