@@ -189,7 +189,7 @@ class Part:
             "gaps": sum(event["event"] in ("gap", "lost") for event in self.events),
         }
         self._files.write(self._beside / NODE, group({layout.EPISODE: attributes}))
-        nbytes = sealed.seal(self._beside)
+        nbytes = sealed.seal(self._beside, layout.VERSION).nbytes
         self._beside.rename(self._place)
         sealed.sync(self._place.parent)
         return nbytes

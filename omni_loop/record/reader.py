@@ -205,7 +205,9 @@ def _about(folder: Path) -> dict[str, Any]:
 
 def _read_part(folder: Path) -> tuple[list[Tick], list[dict[str, Any]]]:
     try:
-        content = sealed.checked(folder)
+        content, _ = sealed.checked(folder, layout.VERSION)
+    except sealed.OtherVersion as error:
+        raise RecordingError(f"the episode {folder.name} {error}") from error
     except (sealed.Corrupt, OSError, ValueError) as error:
         raise RecordingError(f"the episode {folder.name} is corrupt: {error}") from error
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -22,44 +23,66 @@ class Corrupt(Exception):
     """What of a folder is not as it was written."""
 
 
-def seal(folder: Path) -> int:
-    """Write the manifest over what lies in ``folder``, so that all of it outlives a power cut; bytes in all."""
+class OtherVersion(Exception):
+    """A whole folder, and yet none that this version reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """Bytes on disk, the manifest's among them, and the manifest's digest."""
+
+    nbytes: int
+    digest: str
+
+
+def seal(folder: Path, version: int) -> Seal:
+    """Write the manifest over what lies in ``folder``, so that all of it outlives a power cut."""
     known: dict[str, list[Any]] = {}
-    total = 0
     for path in files(folder):
         content = path.read_bytes()
         known[path.relative_to(folder).as_posix()] = [len(content), digest(content)]
-        total += len(content)
         sync(path)
-    text = json.dumps(known, sort_keys=True).encode()
-    manifest = folder / MANIFEST
-    manifest.write_bytes(digest(text).encode() + b"\n" + text)
+    text = json.dumps({"version": version, "files": known}, sort_keys=True).encode()
+    own, manifest = digest(text), folder / MANIFEST
+    manifest.write_bytes(own.encode() + b"\n" + text)
     sync(manifest)
     sync(folder)
-    return total + manifest.stat().st_size
+    return Seal(sum(nbytes for nbytes, _ in known.values()) + manifest.stat().st_size, own)
 
 
-def checked(folder: Path) -> Mapping[str, bytes]:
-    """Every file's content by name, all of it as the manifest says. Raises :class:`Corrupt`, and OSError."""
+def checked(folder: Path, version: int, most: int | None = None) -> tuple[Mapping[str, bytes], Seal]:
+    """Every file's content by name, all of it as the manifest says.
+
+    Raises:
+        Corrupt: it is not. OtherVersion: it was sealed with another ``version``.
+        OverflowError: it says that it holds more than ``most`` bytes, of which none was read.
+        OSError: it cannot be read.
+    """
     manifest = folder / MANIFEST
-    if not manifest.is_file() or manifest.stat().st_size > _MAX_MANIFEST:
+    if not manifest.is_file() or (nbytes := manifest.stat().st_size) > _MAX_MANIFEST:
         raise Corrupt("it has no manifest")
     own, _, text = manifest.read_bytes().partition(b"\n")
     if own != digest(text).encode():
         raise Corrupt("its manifest does not match its checksum")
-    known = json.loads(text)
+    about = json.loads(text)
+    if about["version"] != version:
+        raise OtherVersion(f"is of version {about['version']}; this program reads version {version}")
+    known: dict[str, list[Any]] = about["files"]
     found = {path.relative_to(folder).as_posix(): path for path in files(folder)}
     if odd := sorted(found.keys() ^ known.keys()):
         raise Corrupt(f"{odd[0]!r} is {'not in its manifest' if odd[0] in found else 'missing'}")
-    for name, (nbytes, _) in known.items():  # all sizes first, so that nothing is read in vain
-        if (size := found[name].stat().st_size) != nbytes:
-            raise Corrupt(f"{name!r} has {size} bytes, expected {nbytes}")
+    for name, (expected, _) in known.items():  # all sizes first, so that nothing is read in vain
+        if (has := found[name].stat().st_size) != expected:
+            raise Corrupt(f"{name!r} has {has} bytes, expected {expected}")
+        nbytes += expected
+    if most is not None and nbytes > most:
+        raise OverflowError(f"has {nbytes} bytes; at most {most} are read")
     content = {}
     for name, (_, expected) in known.items():
         content[name] = found[name].read_bytes()
         if digest(content[name]) != expected:
             raise Corrupt(f"{name!r} does not match its checksum")
-    return content
+    return content, Seal(nbytes, own.decode())
 
 
 def files(folder: Path) -> list[Path]:

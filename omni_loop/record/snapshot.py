@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import secrets
 import shutil
 import threading
 from collections.abc import Iterator, Mapping
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,15 +33,14 @@ from ..session.machine import Position
 from ..session.snapshot import Saved, SnapshotData
 from ..stage import Payload
 from ..types import ActionChunk
+from . import sealed
 
 if TYPE_CHECKING:
     import zarr
 
 VERSION = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_MANIFEST, _DATA, _SESSION = "manifest", "data.zarr", "session"
-_MAX_MANIFEST = 16 << 20
-_DIGEST = 32  # bytes
+_DATA, _SESSION = "data.zarr", "session"
 
 
 class ZarrSnapshots:
@@ -75,14 +72,14 @@ class ZarrSnapshots:
                 self._reserve(place, sum(array.nbytes for _, array in _arrays(data)))
                 beside.mkdir()
                 _write(beside / _DATA, data)
-                digest = _seal(beside)
-                self._reserve(place, nbytes := _size(beside))
+                seal = sealed.seal(beside, VERSION)
+                self._reserve(place, seal.nbytes)
                 self._replace(place, beside)
             except OSError as error:
                 raise SnapshotError(f"the snapshot {name!r} cannot be written: {error.strerror}") from error
             finally:
                 shutil.rmtree(beside, ignore_errors=True)  # what is left of a failure; the error itself is raised
-        return Saved(nbytes, digest)
+        return Saved(seal.nbytes, seal.digest)
 
     def load(self, name: str) -> tuple[SnapshotData, Saved]:
         place = self._place(name)
@@ -90,13 +87,15 @@ class ZarrSnapshots:
             if not place.is_dir() or place.is_symlink():
                 raise UnknownName(f"there is no snapshot {name!r}")  # and no word of others' names
             try:
-                files, saved = _checked(place, self._max_bytes)
+                files, seal = sealed.checked(place, VERSION, self._max_bytes)
             except OSError as error:
                 raise _corrupt(name, f"it cannot be read: {error.strerror}") from error
-            except _Corrupt as error:
+            except sealed.Corrupt as error:
                 raise _corrupt(name, str(error)) from error
+            except (sealed.OtherVersion, OverflowError) as error:
+                raise SnapshotError(f"the snapshot {error}") from error
         try:
-            return _parse(files), saved
+            return _parse(files), Saved(seal.nbytes, seal.digest)
         except SnapshotError:
             raise
         except Exception as error:  # the bytes are as they were written, and yet no snapshot of ours
@@ -109,7 +108,9 @@ class ZarrSnapshots:
 
     def _reserve(self, place: Path, need: int) -> None:
         """Refuse what does not fit beside the other snapshots."""
-        others = sum(_size(path) for path in self._folder.iterdir() if path != place and not path.name.startswith("."))
+        others = sum(
+            sealed.size(path) for path in self._folder.iterdir() if path != place and not path.name.startswith(".")
+        )
         if (missing := others + need - self._max_bytes) > 0:
             text = f"the snapshot needs {need} bytes, {missing} more than are left for snapshots"
             raise Exhausted(text, reason=Reason.OUT_OF_BYTES, retryable=False, missing_bytes=missing)
@@ -119,7 +120,7 @@ class ZarrSnapshots:
         if place.exists():
             place.rename(old)
         new.rename(place)
-        _sync(self._folder)
+        sealed.sync(self._folder)
         if old.exists():
             shutil.rmtree(old)
 
@@ -131,10 +132,6 @@ class ZarrSnapshots:
                 shutil.rmtree(path) if place.exists() else path.rename(place)
             elif path.name.startswith(".new-"):
                 shutil.rmtree(path)
-
-
-class _Corrupt(Exception):
-    """What of a snapshot is not as it was written."""
 
 
 def _corrupt(name: str, why: str) -> SnapshotError:
@@ -198,51 +195,7 @@ def _payload_text(name: str, payload: Payload) -> dict[str, Any]:
     return {"name": name, "kind": payload.kind, "schema": payload.schema, "meta": dict(payload.meta), "arrays": arrays}
 
 
-def _seal(folder: Path) -> str:
-    """Write the manifest over what lies in ``folder``; returns its digest."""
-    files = {}
-    for path in _files(folder):
-        content = path.read_bytes()
-        files[path.relative_to(folder).as_posix()] = [len(content), _digest(content)]
-        _sync(path)
-    text = json.dumps({"version": VERSION, "files": files}, sort_keys=True).encode()
-    digest = _digest(text)
-    manifest = folder / _MANIFEST
-    manifest.write_bytes(digest.encode() + b"\n" + text)
-    _sync(manifest)
-    return digest
-
-
 # Reading --------------------------------------------------------------------------------------------------
-
-
-def _checked(folder: Path, max_bytes: int) -> tuple[Mapping[str, bytes], Saved]:
-    """The content of every file under the data, by name, when all of it is as the manifest says."""
-    manifest = folder / _MANIFEST
-    if not manifest.is_file() or (size := manifest.stat().st_size) > _MAX_MANIFEST:
-        raise _Corrupt("it has no manifest")
-    digest, _, text = manifest.read_bytes().partition(b"\n")
-    if digest != _digest(text).encode():
-        raise _Corrupt("its manifest does not match its checksum")
-    known = json.loads(text)
-    if known["version"] != VERSION:
-        raise SnapshotError(f"the snapshot is of version {known['version']}; this server reads version {VERSION}")
-    found = {path.relative_to(folder).as_posix(): path for path in _files(folder)}
-    if odd := sorted(found.keys() ^ known["files"].keys()):
-        raise _Corrupt(f"{odd[0]!r} is {'not in its manifest' if odd[0] in found else 'missing'}")
-    for name, (nbytes, _) in known["files"].items():  # all sizes first, so that nothing is read in vain
-        if found[name].stat().st_size != nbytes:
-            raise _Corrupt(f"{name!r} has {found[name].stat().st_size} bytes, expected {nbytes}")
-        size += nbytes
-    if size > max_bytes:
-        raise SnapshotError(f"the snapshot has {size} bytes; this server keeps at most {max_bytes}")
-    files = {}
-    for name, (_, expected) in known["files"].items():
-        content = found[name].read_bytes()
-        if _digest(content) != expected:
-            raise _Corrupt(f"{name!r} does not match its checksum")
-        files[name.removeprefix(f"{_DATA}/")] = content
-    return files, Saved(size, digest.decode())
 
 
 def _parse(files: Mapping[str, bytes]) -> SnapshotData:
@@ -251,7 +204,7 @@ def _parse(files: Mapping[str, bytes]) -> SnapshotData:
 
     buffer = default_buffer_prototype().buffer
     store = zarr.storage.MemoryStore(
-        {name: buffer.from_bytes(content) for name, content in files.items()}, read_only=True
+        {name.removeprefix(f"{_DATA}/"): buffer.from_bytes(content) for name, content in files.items()}, read_only=True
     )
     group = zarr.open_group(store, mode="r")
     about = json.loads(str(group.attrs[_SESSION]))
@@ -292,37 +245,6 @@ def _read(group: zarr.Group, place: str, held: int) -> NDArray[Any]:
     if math.prod(stored.shape) * stored.dtype.itemsize > held:  # or a shape that lies would be filled with zeros
         raise SnapshotError("the snapshot is corrupt: an array is larger than the files")
     return np.array(stored[...], copy=True)
-
-
-# Files ----------------------------------------------------------------------------------------------------
-
-
-def _files(folder: Path) -> list[Path]:
-    """Every file under ``folder`` but the manifest; links are refused."""
-    found = []
-    for path in sorted(folder.rglob("*")):
-        if path.is_symlink() or not (path.is_dir() or path.is_file()):
-            raise _Corrupt(f"{path.name!r} is no plain file")
-        if path.is_file() and path != folder / _MANIFEST:
-            found.append(path)
-    return found
-
-
-def _size(folder: Path) -> int:
-    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def _sync(path: Path) -> None:
-    """What lies at ``path`` outlives a power cut."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _digest(content: bytes) -> str:
-    return blake2b(content, digest_size=_DIGEST).hexdigest()
 
 
 def _zarr() -> Any:

@@ -10,8 +10,8 @@ from typing import Any
 from omni_loop.loop import orchestrator, rebuild, results
 from omni_loop.loop.live import Live
 from omni_loop.loop.tick import TickRun
-from omni_loop.record import snapshot
-from omni_loop.runner import runner, state
+from omni_loop.record import sealed
+from omni_loop.runner import payloads, state
 from omni_loop.runner.batcher import Batcher
 from omni_loop.runner.block_table import BlockTable
 from omni_loop.runner.eviction import Room
@@ -263,7 +263,7 @@ MUTANTS = (
     Mutant("a tick commits its first stage alone", StateManager, "commit", _first_stage_only, "F7", row("F7")),
     Mutant("a batch mixes up two sessions", Batcher, "_run", _rows_swapped, "F7", row("F7")),
     Mutant("a split batch keeps what was staged", Runner, "undo", _instead(lambda s, c: None), "F7", row("F7")),
-    Mutant("outputs are not checked for NaN", runner, "is_finite", _finite, "F7", row("F7")),
+    Mutant("outputs are not checked for NaN", payloads, "is_finite", _finite, "F7", row("F7")),
     Mutant("actions are not checked", results, "_expect", _instead(lambda *a: None), "F7", row("F7")),
     Mutant("a failed tick draws other noise", SessionMachine, "undone", _keeps_counting, "F7", row("F7")),
     Mutant("noise ignores the epoch", StageItem, "noise_seed", _noise_without("epoch"), "noise", checks.noise),
@@ -277,5 +277,5 @@ MUTANTS = (
     Mutant("the log has no bound", SessionLog, "_shrink", _instead(lambda self: None), "L3", row("L3")),
     Mutant("payloads of a tick stay", TickRun, "_release_outputs", _forgets, "F7", row("F7")),
     Mutant("a restored ring is reversed", state, "place", _ring_reversed, "F11", row("F11")),
-    Mutant("the store believes every file", snapshot, "_digest", _unchecked, "F11", row("F11")),
+    Mutant("the store believes every file", sealed, "digest", _unchecked, "F11", row("F11")),
 )

@@ -15,7 +15,7 @@ import zarr
 
 from omni_loop.errors import Exhausted, InvalidInput, Reason, SnapshotError, UnknownName
 from omni_loop.messages import PayloadKind
-from omni_loop.record import snapshot
+from omni_loop.record import sealed, snapshot
 from omni_loop.record.snapshot import ZarrSnapshots
 from omni_loop.session.machine import Position
 from omni_loop.session.snapshot import SnapshotData
@@ -220,14 +220,14 @@ def test_links_are_refused(store: ZarrSnapshots, target: str, tmp_path: Path) ->
 def seal_again(place: Path) -> None:
     """As somebody would who knows how to make a manifest."""
     (place / "manifest").unlink()
-    snapshot._seal(place)
+    sealed.seal(place, snapshot.VERSION)
 
 
 def test_another_version_is_refused(store: ZarrSnapshots, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "VERSION", 2)
     store.save("name", DATA)
     monkeypatch.undo()
-    with pytest.raises(SnapshotError, match="is of version 2; this server reads version 1"):
+    with pytest.raises(SnapshotError, match="is of version 2; this program reads version 1"):
         store.load("name")
 
 
@@ -306,7 +306,7 @@ def test_a_snapshot_that_cannot_be_written_leaves_the_one_before(
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(snapshot, "_sync", full)
+    monkeypatch.setattr(sealed, "sync", full)
     with pytest.raises(SnapshotError, match="cannot be written: No space left on device"):
         store.save("name", replace(DATA, tick=9))
     assert store.load("name")[0].tick == 7
