@@ -7,8 +7,10 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,8 @@ from omni_loop import registry
 from omni_loop.config import Deployment, RunnerConfig
 from omni_loop.errors import DeadlineExceeded, Reason, ServerUnavailable, StageFailed, StateError
 from omni_loop.loop.orchestrator import Orchestrator
-from omni_loop.messages import RunStage
+from omni_loop.messages import Command, Discard, Done, RunStage
+from omni_loop.runner.handle import OnPart
 from omni_loop.runner.process import ProcessRunner
 from omni_loop.stage import StageItem
 from omni_loop.types import FramePrediction, Op, TickResult
@@ -164,8 +167,16 @@ async def test_a_part_that_cannot_be_developed_costs_only_the_parts(caplog: pyte
 
 
 @pytest.mark.parametrize("how", ["cancel", "deadline", "close"])
-async def test_an_ended_tick_ends_its_job_between_two_passes(how: str) -> None:
+async def test_an_ended_tick_ends_its_job_between_two_passes(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with studio() as s:
+        discarded, submit = asyncio.Event(), s.runners[0].submit
+
+        def submitted(command: Command, on_part: OnPart | None = None) -> Coroutine[Any, Any, Done]:
+            if isinstance(command, Discard):
+                discarded.set()
+            return submit(command, on_part)
+
+        monkeypatch.setattr(s.runners[0], "submit", submitted)
         info, watched = await s.open(3), Watched()
         await s.core.tick(infer(info, 1, frames=0, previews=False))
         reached, go = s.desk.block(info.id, done=3)
@@ -177,9 +188,8 @@ async def test_an_ended_tick_ends_its_job_between_two_passes(how: str) -> None:
             tick.cancel()
         elif how == "close":
             closing = asyncio.ensure_future(s.core.close(info.id, info.token))
-        else:
-            await asyncio.wait([tick], timeout=30)
-        await asyncio.sleep(0)
+        async with asyncio.timeout(30):
+            await discarded.wait()
         go.set()
         with pytest.raises((asyncio.CancelledError, DeadlineExceeded, StateError)):
             await tick

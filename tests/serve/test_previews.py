@@ -73,6 +73,7 @@ class Draw:
 
     kind, revision = StageKind.FRAMES, "film-1"
     paced = threading.Semaphore(0)
+    seen = threading.Semaphore(0)  # parts of a tick that is to fail, by its client
 
     def state_specs(self) -> Mapping[str, StateSpec]:
         return {"count": CounterSpec()}
@@ -92,6 +93,7 @@ class Draw:
         for job in jobs:
             if job.told:  # somebody looks
                 assert Draw.paced.acquire(timeout=30)
+                assert max(job.values) <= FAIL or Draw.seen.acquire(timeout=30)
             job.passed += 1
         return [ArithmeticError() if job.passed == 3 and max(job.values) > FAIL else None for job in jobs]
 
@@ -140,7 +142,7 @@ class Act(Develop):
 
 @pytest.fixture
 async def address() -> AsyncIterator[str]:
-    Draw.paced = threading.Semaphore(0)
+    Draw.paced, Draw.seen = threading.Semaphore(0), threading.Semaphore(0)
     runners = (RunnerConfig(name="main"), RunnerConfig(name="apart", stages=("film/develop",)))
     with (
         registry.registered(registry.PIPELINES, "film", FILM),
@@ -228,16 +230,28 @@ async def test_a_stream_shows_them_between_request_and_answer(client: AsyncClien
 
 
 async def test_parts_of_a_tick_that_fails_are_followed_by_its_error(client: AsyncClient) -> None:
+    """Parts that come before the failure: it waits for them (others may be left out). None comes after it."""
     session, parts = await opened(client), list[FramePrediction]()
+
+    def seen(part: FramePrediction) -> None:
+        parts.append(part)
+        Draw.seen.release()
+
     with pytest.raises(StageFailed):
-        await session.predict(actions(FAIL), on_part=parts.append)
+        await session.predict(actions(FAIL), on_part=seen)
     assert [part.part for part in parts] == [1, 2]
+    events = []
     async with session.stream() as stream:
-        await stream.predict(actions(FAIL), previews=True)
-        await stream.predict(actions(), previews=True)
+        failing = await stream.predict(actions(FAIL), previews=True)
+        good = await stream.predict(actions(), previews=True)
         await stream.done()
-        events = [event async for event in stream]
-    assert [type(e) for e in events[:3]] == [FramePrediction, FramePrediction, Refused]
+        async for event in stream:
+            events.append(event)
+            if isinstance(event, FramePrediction) and event.seq == failing:
+                Draw.seen.release()
+    kinds = [(type(e), e.seq) for e in events]  # type: ignore[union-attr]
+    assert kinds[:3] == [(FramePrediction, failing), (FramePrediction, failing), (Refused, failing)]
+    assert {seq for _, seq in kinds[3:]} == {good}
     last = events[-1]
     assert isinstance(last, TickResult)
     assert last.frames is not None
