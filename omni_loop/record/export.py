@@ -22,7 +22,7 @@ import numpy as np
 from ..errors import ConfigError, InvalidInput, Unsupported, nearest
 from ..registry import missing_extra
 from ..types import SessionSpec
-from .features import ACTION, check_names, feature_of, feature_shape, renamed
+from .features import ACTION, check_names, feature_of, feature_shape, is_image, renamed
 from .outcomes import Outcomes
 from .quiet import quiet
 from .reader import Episode, Recording
@@ -208,8 +208,8 @@ def _rows(episode: Episode, seen: list[Seen], how: Export, outcomes: Outcomes | 
 
 
 def _value(array: Any) -> Any:
-    array = np.asarray(array)
-    return array.reshape(1) if array.ndim == 0 else np.array(array)  # LeRobot's writer wants to own it
+    array = np.array(array)  # LeRobot's writer wants to own it
+    return array if is_image(array.dtype.name, array.shape) else array.reshape(-1)
 
 
 def _create(partial: Path, name: str, spec: SessionSpec, features: dict[str, Any], fps: int, videos: bool) -> Any:
@@ -225,13 +225,19 @@ def _create(partial: Path, name: str, spec: SessionSpec, features: dict[str, Any
 
 
 def _note(folder: Path, spec: SessionSpec, how: Export) -> None:
-    """What LeRobot's own files do not say: what an action is, and where names come from."""
+    """What LeRobot's own files do not say: what an action is, where names come from, shapes that became vectors."""
+    names = how.names or {}
     about = {
         "pipeline": spec.pipeline,
         "control_hz": spec.control_hz,
         "stride": how.stride,
         "action": f"{how.stride} executed action(s) of {spec.action.shape[0]} numbers, one after the other",
         "unit": spec.action.unit,
-        "names": dict(how.names or {}),
+        "names": dict(names),
+        "shapes": {
+            feature_of(renamed(o.name, names)): list(o.shape)
+            for o in spec.observations
+            if len(o.shape) > 1 and not is_image(o.dtype, o.shape)
+        },
     }
     (folder / "meta" / "omni_loop.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")

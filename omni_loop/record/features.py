@@ -5,6 +5,7 @@ The standard library only, so that whoever speaks both languages may import it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -52,8 +53,9 @@ def check_names(names: Mapping[str, str], keys: Iterable[str]) -> None:
 
 
 def feature_shape(dtype: str, shape: Iterable[int]) -> dict[str, Any]:
-    """A LeRobot feature for an array: images as ``image`` ``[h, w, 3]``, others by dtype, scalars as ``[1]``."""
+    """A LeRobot feature for an array: images as ``image`` ``[h, w, 3]``, all else as a vector, row by row, by dtype:
+    LeRobot's policies read no other rank."""
     dims = tuple(int(d) for d in shape)
     if is_image(dtype, dims):
         return {"dtype": "image", "shape": dims, "names": ["height", "width", "channels"]}
-    return {"dtype": dtype, "shape": dims or (1,), "names": None}
+    return {"dtype": dtype, "shape": (math.prod(dims),), "names": None}

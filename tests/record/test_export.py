@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -114,6 +115,30 @@ def test_lerobot_loads_what_was_recorded(tmp_path: Path) -> None:
             assert float(row["timestamp"]) == pytest.approx(i / 10)
             assert (bool(row["next.done"]), bool(row["next.success"])) == (last, last and number == 0)
             assert row["task"] == task
+
+
+def test_what_a_pusht_pipeline_was_shown_can_be_trained_on(tmp_path: Path) -> None:
+    pytest.importorskip("lerobot")
+    from omni_loop_policies.lerobot.train import LeRobotRecipe, train
+
+    seen = (ArraySpec("image", "uint8", (64, 64, 3)), ArraySpec("agent_pos", "float32", (2, 2)))
+
+    class Pusht(Told):
+        def arrays(self, n: int | None = None) -> dict[str, Array]:
+            image = self.draw.integers(0, 256, (64, 64, 3), np.uint8)
+            return {"image": image, "agent_pos": self.draw.random((2, 2)).astype(np.float32)}
+
+    with Pusht(tmp_path / "record", replace(SPEC, observations=seen)) as told:
+        first = told.episode("s1", [0, 1, 2])
+    export(Recording(tmp_path / "record"), tmp_path / "set", how=Export({"agent_pos": "state"}))
+    for row, (arrays, _, _) in zip(_rows(_load(tmp_path / "set"), 0), first, strict=True):
+        np.testing.assert_array_equal(np.asarray(row["observation.state"]), arrays["agent_pos"].reshape(-1))
+    assert json.loads((tmp_path / "set/meta/omni_loop.json").read_text())["shapes"] == {"observation.state": [2, 2]}
+    tiny = {"dim_model": 32, "n_heads": 2, "dim_feedforward": 32, "n_encoder_layers": 1, "n_vae_encoder_layers": 1}
+    recipe = LeRobotRecipe.model_validate({"type": "act", "steps": 2, "batch": 2, "policy": tiny})
+    trained = train(tmp_path / "set", recipe, tmp_path / "trained")
+    assert np.isfinite(trained.losses).all()
+    assert trained.inputs == {"observation.image": (3, 64, 64), "observation.state": (4,)}
 
 
 def test_only_successes(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ def test_images_are_known_by_dtype_and_shape() -> None:
     assert is_image("uint8", (4, 5, 3))
     assert not any(is_image(d, s) for d, s in (("uint8", (4, 5)), ("float32", (4, 5, 3)), ("uint8", (4, 5, 1))))
     assert feature_shape("uint8", (4, 5, 3))["dtype"] == "image"
+    assert feature_shape("float32", (2, 3)) == {"dtype": "float32", "shape": (6,), "names": None}
     assert feature_shape("float32", ()) == {"dtype": "float32", "shape": (1,), "names": None}
 
 
