@@ -6,13 +6,24 @@ A deployment says how registered pipelines run. It cannot make an unregistered m
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Hashable, Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from .errors import ConfigError, UnknownName, nearest
 from .messages import Scalar
@@ -21,6 +32,9 @@ M = TypeVar("M", bound=BaseModel)
 Port = Annotated[int, Field(ge=0, le=65535)]
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=365 * 86_400, allow_inf_nan=False)]
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
+_MAX_PATH = 4000  # bytes, somewhat below what systems take
+_MAX_OPTION = 1 << 14  # characters: a negative prompt is long
 # Upper bounds are what the consumer takes: gRPC's sizes are int32, torch's int64.
 Int32 = Annotated[int, Field(ge=1, le=(1 << 31) - 1)]
 Int64 = Annotated[int, Field(ge=1, le=(1 << 63) - 1)]
@@ -30,6 +44,28 @@ _MIB = 1 << 20
 # Of one YAML file; far above any real one.
 MAX_TEXT = 1 << 18  # characters
 MAX_NODES = 10_000  # values and keys, where an alias counts as all that it stands for
+
+
+def _short(text: str) -> str:
+    """``text`` as a message shows it."""
+    return repr(text if len(text) <= 100 else f"{text[:100]}...")
+
+
+def _check_text(option: str, value: Scalar) -> None:
+    if isinstance(value, str) and ("\0" in value or len(value) > _MAX_OPTION):
+        what = "holds the character NUL" if "\0" in value else f"has {len(value)} characters; at most {_MAX_OPTION}"
+        raise ValueError(f"{option} {what}")
+
+
+def _folder(path: str) -> str:
+    if not path or "\0" in path or len(path.encode()) > _MAX_PATH:
+        raise ValueError(f"{_short(path)} is no path of a folder")
+    if path.startswith("~"):
+        raise ValueError(f"{_short(path)}: '~' is not expanded here; write the whole path")
+    return path
+
+
+Folder = Annotated[str, AfterValidator(_folder)]
 
 
 class Section(BaseModel):
@@ -107,14 +143,14 @@ class SessionConfig(Section):
 class SnapshotConfig(Section):
     """Where sessions are snapshotted to; without a ``folder`` there are no snapshots."""
 
-    folder: str | None = None
+    folder: Folder | None = None
     max_bytes: Int64 = 4096 * _MIB  # of all snapshots together
 
 
 class RecordConfig(Section):
     """Where committed ticks are recorded; without a ``folder`` nothing is."""
 
-    folder: str | None = None
+    folder: Folder | None = None
     max_bytes: Int64 = 16_384 * _MIB  # of all recordings in the folder; what comes then is counted, not written
     keys: tuple[str, ...] | None = None  # observation keys to keep; None: all
     frames: bool = True  # whether predicted frames are kept
@@ -128,9 +164,24 @@ class PipelineConfig(Section):
     """A pipeline that a template makes, served as ``name``. ``template`` is registered, or ``module:attribute`` of a
     module on the PYTHONPATH; ``options`` say of what it is made: a checkpoint, a frame size."""
 
-    name: str = Field(min_length=1)
+    name: str
     template: str
     options: Mapping[str, Scalar] = Field(default_factory=dict)
+
+    @field_validator("name")
+    @classmethod
+    def _travels(cls, name: str) -> str:
+        if not _NAME.fullmatch(name):
+            rule = "1 to 100 ASCII letters, digits, dots, dashes and underscores, the first no dot"
+            raise ValueError(f"{_short(name)} is no name: {rule}")
+        return name
+
+    @field_validator("options")
+    @classmethod
+    def _are_texts(cls, options: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
+        for option, value in options.items():
+            _check_text(option, value)
+        return options
 
 
 # The tags keep errors to the form that was meant; see :func:`_problem`.
@@ -161,6 +212,7 @@ class Deployment(Section):
     def _options_travel(cls, options: Mapping[str, Mapping[str, Scalar]]) -> Mapping[str, Mapping[str, Scalar]]:
         for factory, given in options.items():
             for name, value in given.items():
+                _check_text(f"{factory}.{name}", value)
                 if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:  # to a runner's process
                     raise ValueError(f"{factory}.{name} does not fit 64 bits")
         return options
@@ -224,14 +276,23 @@ def load(kind: type[M], path_or_name: str | Path, folder: str) -> M:
     if isinstance(path_or_name, Path) or "/" in given or given.endswith((".yaml", ".yml")):
         try:
             text = Path(given).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as e:
+        except (OSError, ValueError) as e:  # ValueError: not UTF-8, or a path with NUL
             raise ConfigError(f"cannot read {given}: {getattr(e, 'strerror', None) or 'not UTF-8'}") from None
         return validate(kind, parse(text, given), given)
     if given not in shipped(folder):
         what = {"serve": "deployment", "eval": "suite", "train": "recipe"}.get(folder, folder)
-        raise UnknownName(f"no shipped {what} is called {given!r}.{nearest(given, shipped(folder))}")
+        beside = next((f"{given}{end}" for end in (".yaml", ".yml") if _is_file(f"{given}{end}")), "")
+        hint = f" There is a file of that name: say {beside}" if beside else nearest(given, shipped(folder))
+        raise UnknownName(f"no shipped {what} is called {_short(given)}.{hint}")
     text = (resources.files("omni_loop_configs") / folder / f"{given}.yaml").read_text(encoding="utf-8")
     return validate(kind, parse(text, given), given)
+
+
+def _is_file(path: str) -> bool:
+    try:
+        return Path(path).is_file()
+    except OSError:  # a name longer than any file's
+        return False
 
 
 def shipped(folder: str) -> list[str]:

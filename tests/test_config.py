@@ -37,6 +37,25 @@ def test_shipped_deployments_are_valid_and_name_registered_pipelines(name: str) 
             "unknown key 'pipelines[0].templat'. Did you mean 'template'?",
         ),
         ({"pipelines": [{"name": "a"}]}, "pipelines[0].template: Field required"),
+        (
+            {"pipelines": [{"name": "../../../x y\n", "template": "t"}]},
+            "pipelines[0].name: '../../../x y\\n' is no name: 1 to 100 ASCII letters, digits",
+        ),
+        ({"pipelines": [{"name": "x" * 101, "template": "t"}]}, "is no name: "),
+        ({"pipelines": [{"name": "a\n", "template": "t"}]}, "is no name: "),
+        ({"pipelines": [{"name": "..", "template": "t"}]}, "is no name: "),
+        ({"pipelines": [{"name": "", "template": "t"}]}, "is no name: "),
+        (
+            {"pipelines": [{"name": "a", "template": "t", "options": {"checkpoint": "a\0b"}}]},
+            "pipelines[0].options: checkpoint holds the character NUL",
+        ),
+        ({"stage_options": {"act": {"checkpoints": "a\0b"}}}, "act.checkpoints holds the character NUL"),
+        ({"stage_options": {"act": {"checkpoints": "a" * 20_000}}}, "has 20000 characters; at most"),
+        ({"record": {"folder": "a\0b"}}, "record.folder: 'a\\x00b' is no path of a folder"),
+        ({"record": {"folder": ""}}, "record.folder: '' is no path of a folder"),
+        ({"record": {"folder": "x" * 5000}}, "is no path of a folder"),
+        ({"record": {"folder": "~nosuchuser/x"}}, "record.folder: '~nosuchuser/x': '~' is not expanded here"),
+        ({"snapshots": {"folder": "a\0b"}}, "snapshots.folder: 'a\\x00b' is no path of a folder"),
         ({"pipelines": [3]}, "pipelines[0]: Input should be a valid string"),
         ({"pipelines": ["a", {"name": "a", "template": "t"}]}, "pipeline 'a' is named twice"),
         ({"pipelines": ["p", "p"]}, "pipeline 'p' is named twice"),
@@ -157,6 +176,17 @@ def deployment(**runners: list[str]) -> Deployment:
     return Deployment(
         pipelines=("p",), runners=tuple(RunnerConfig(name=n, stages=tuple(s)) for n, s in runners.items())
     )
+
+
+def test_a_file_beside_is_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("pipelines: [toy]")
+    with pytest.raises(UnknownName, match=r"called 'mine'\. There is a file of that name: say mine\.yaml"):
+        load_deployment("mine")
+    with pytest.raises(UnknownName, match=r"called 'x{100}\.\.\.'"):
+        load_deployment("x" * 5000)
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_deployment("a\0b.yaml")
 
 
 def test_placement_gives_every_stage_one_runner() -> None:

@@ -93,7 +93,10 @@ def serve(
         str, typer.Argument(help="Name of a shipped deployment (see **check**) or path of a YAML file.")
     ] = "pusht",
     port: Annotated[
-        int | None, typer.Option(help="Instead of the deployment's port; 0 takes any free one.", show_default=False)
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="Instead of the deployment's port; 0 takes any free one.", show_default=False
+        ),
     ] = None,
     host: Annotated[
         str | None, typer.Option(help="Instead of the deployment's host; loopback only.", show_default=False)
@@ -110,7 +113,7 @@ def serve(
         "host": chosen.listen.host if host is None else host,
         "port": chosen.listen.port if port is None else port,
     }
-    chosen = chosen.model_copy(update={"listen": config.validate(config.Listen, listen, "--host, --port")})
+    chosen = chosen.model_copy(update={"listen": config.validate(config.Listen, listen, "the command line")})
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
 

@@ -28,7 +28,7 @@ class Folder:
 
     def __init__(self, checkpoint: str, part_of: Folder | None = None) -> None:
         self.path = Path(checkpoint)
-        self.name = self.path.name
+        self.name = self.path.name if len(self.path.name) <= 100 else f"{self.path.name[:100]}..."
         self._index: Mapping[str, Any] = self._json("model_index.json") if part_of is None else part_of._index
 
     def kind(self, known: Iterable[str]) -> str:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from omni_loop.errors import ConfigError
+from omni_loop.errors import ConfigError, nearest
 from omni_loop.types import ArraySpec, Op, SessionSpec
 
 from .folder import Folder
 
 COSMOS2, COSMOS25 = "Cosmos2VideoToWorldPipeline", "Cosmos2_5_PredictBasePipeline"
 WAN = "WanImageToVideoPipeline"
+DTYPES = ("float32", "bfloat16", "float16")
+_SIDE = 16  # pixels: what the pipelines themselves ask for, whatever the model
 _STEERS = "what leads from one frame to the next, in the units the checkpoint was trained with"
 _COUNTS = "not read: this model follows the prompt. n actions ask for n frames; send steps instead where you like"
 
@@ -40,6 +43,20 @@ class Shape:
         return (self.frames - 1) // self.ratio + 1
 
 
+def check_options(least: Mapping[str, tuple[float, float]], frames: int, context: int, dtype: str) -> None:
+    """What no folder can make right, so that it is said wherever its weights are: ``least`` has an option's value and
+    the least it may be. Raises ConfigError."""
+    for name, (value, lowest) in least.items():
+        if not math.isfinite(value) or value < lowest:
+            raise ConfigError(f"{name} is {value:g}; it must be at least {lowest:g}")
+        if name in ("height", "width") and value % _SIDE:
+            raise ConfigError(f"{name} is {value:g}; video models make multiples of {_SIDE}")
+    if frames <= context:
+        raise ConfigError(f"frames is {frames}; it must be more than {context}")
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}.{nearest(dtype, DTYPES)}")
+
+
 def shape_of(folder: Folder, height: int, width: int, frames: int, context: int, action_dim: int) -> Shape:
     """Raises ConfigError for sizes that the model cannot have. ``action_dim`` counts only where actions are not read;
     else the folder says how wide they are."""
@@ -49,8 +66,7 @@ def shape_of(folder: Folder, height: int, width: int, frames: int, context: int,
     else:
         halves = vae.get("temperal_downsample", (False, True, True))
         ratio, down = 2 ** sum(map(bool, halves)), 2 ** len(halves)
-    # 16 is what the pipelines themselves ask for, whatever the model.
-    step = math.lcm(16, down * int((transformer.get("patch_size") or (1, 2, 2))[1]))
+    step = math.lcm(_SIDE, down * int((transformer.get("patch_size") or (1, 2, 2))[1]))
     for name, size in (("height", height), ("width", width)):
         if size < 1 or size % step:
             raise ConfigError(f"{name} is {size}; {folder.name} makes multiples of {step}")

@@ -34,9 +34,7 @@ from omni_loop.types import Op, StageKind
 from .folder import Folder
 from .history import Observed, commit_imagined, commit_observed, history_specs, observe, recent
 from .prompts import Prompts
-from .shape import Shape
-
-_DTYPES = ("float32", "bfloat16", "float16")
+from .shape import DTYPES, Shape
 
 
 @dataclass(slots=True)
@@ -252,8 +250,8 @@ def to_uint8(frames: Tensor) -> Tensor:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    if name not in _DTYPES:
-        raise ConfigError(f"dtype is {name!r}.{nearest(name, _DTYPES)}")
+    if name not in DTYPES:
+        raise ConfigError(f"dtype is {name!r}.{nearest(name, DTYPES)}")
     return getattr(torch, name)
 
 

@@ -14,7 +14,7 @@ from omni_loop.messages import PayloadKind, Scalar
 from omni_loop.types import Op, SessionSpec, StageKind
 
 from .folder import Folder
-from .shape import COSMOS2, COSMOS25, WAN, shape_of, spec_of
+from .shape import COSMOS2, COSMOS25, WAN, check_options, shape_of, spec_of
 
 
 def cosmos(
@@ -48,11 +48,15 @@ def cosmos(
         CheckpointError: no such folder, or one of another pipeline.
         ConfigError: sizes the model cannot have.
     """
+    least: dict[str, tuple[float, float]] = {
+        "height": (height, 1), "width": (width, 1), "frames": (frames, 1), "context": (context, 1), "steps": (steps, 1),
+        "guidance": (guidance, 0), "fps": (fps, 1), "text_length": (text_length, 1), "prompts": (prompts, 1),
+        "action_dim": (action_dim, 1), "history": (history, 0),
+    }  # fmt: skip
+    check_options(least, frames, context, dtype)
     folder = Folder(checkpoint)
     kind = folder.kind((COSMOS2, COSMOS25))
     shape = shape_of(folder, height, width, frames, context, action_dim)
-    if history < 0:
-        raise ConfigError(f"history is {history}; it must be at least 0")
     if shape.steers and kind != COSMOS25:
         raise ConfigError(f"{folder.name}: only Predict2.5 has transformers that read actions")
     options: dict[str, Scalar] = {
@@ -90,6 +94,12 @@ def wan(
     decoded a latent frame at a time, and the next frame after them begins another such run. ``guidance_2``: of Wan
     2.2's low-noise model; 0: as ``guidance``. For the rest see :func:`cosmos`, and for what is raised.
     """
+    least: dict[str, tuple[float, float]] = {
+        "height": (height, 1), "width": (width, 1), "frames": (frames, 1), "steps": (steps, 1),
+        "guidance": (guidance, 0), "fps": (fps, 1), "text_length": (text_length, 1), "prompts": (prompts, 1),
+        "action_dim": (action_dim, 1), "guidance_2": (guidance_2, 0),
+    }  # fmt: skip
+    check_options(least, frames, 1, dtype)
     folder = Folder(checkpoint)
     folder.kind((WAN,))
     shape = shape_of(folder, height, width, frames, 1, action_dim)

@@ -72,6 +72,16 @@ def test_the_spec_needs_no_weights(folder: Path) -> None:
         ({"frames": 92}, "frames is 92"),
         ({"frames": 5}, "more than 5"),
         ({"action_dim": 0}, "action_dim is 0"),
+        ({"frames": 0}, "frames is 0"),
+        ({"width": -1}, "width is -1"),
+        ({"steps": 0}, "steps is 0"),
+        ({"fps": 0}, "fps is 0"),
+        ({"guidance": -1.0}, "guidance is -1"),
+        ({"guidance": float("nan")}, "guidance is nan"),
+        ({"history": -1}, "history is -1"),
+        ({"prompts": 0}, "prompts is 0"),
+        ({"text_length": 0}, "text_length is 0"),
+        ({"dtype": "bfloat61"}, "Did you mean 'bfloat16'"),
         ({"stepss": 4}, "steps"),
         ({"steps": "4"}, "steps"),
     ],
@@ -79,6 +89,23 @@ def test_the_spec_needs_no_weights(folder: Path) -> None:
 def test_sizes_that_cannot_be_are_named(folder: Path, options: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         made("cosmos", folder, **options)
+
+
+@pytest.mark.parametrize("template", ["cosmos", "wan"])
+@pytest.mark.parametrize("options", [{"frames": 0}, {"steps": 0}, {"width": -1}, {"fps": 0}, {"height": 705}])
+def test_what_no_folder_can_make_right_is_said_without_one(
+    template: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(options))} is {next(iter(options.values()))}"):
+        made(template, tmp_path / "nowhere", **options)
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        made(template, tmp_path / "nowhere")
+
+
+def test_a_long_name_is_shortened(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot be read") as caught:
+        made("cosmos", tmp_path / ("x" * 5000))
+    assert len(caught.value.text) < 200
 
 
 def test_a_steered_checkpoint_takes_one_frame_and_predict25(folder: Path) -> None:
