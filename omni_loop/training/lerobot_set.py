@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from .. import registry
 from ..errors import ConfigError, Unsupported
-from ..record.features import ACTION, feature_of, feature_shape
+from ..record.features import ACTION, feature_of, feature_shape, is_image
 from ..record.quiet import quiet
 from ..types import Array
 from .demos import Demos, DemoSet
@@ -60,7 +61,7 @@ def write(
         made = _create(demo_set, demos, partial, f"omni_loop/{folder.name}")
         for i, episode in enumerate(episodes):
             wanted = demos.start[episode] + np.arange(demos.length[episode] - 1)
-            columns = {feature_of(k): v for k, v in demo_set.observations(demos, wanted).items()}
+            columns = {feature_of(k): _vectors(v) for k, v in demo_set.observations(demos, wanted).items()}
             columns[ACTION] = demos.label[wanted]
             for row in range(len(wanted)):
                 made.add_frame({**{name: column[row] for name, column in columns.items()}, "task": demo_set.prompt})
@@ -71,6 +72,12 @@ def write(
         made.finalize()
     partial.rename(folder)
     return {"episodes": len(episodes), "rows": rows}
+
+
+def _vectors(column: Array) -> Array:
+    """A column of features as :func:`feature_shape` says: images as they are, all else as vectors."""
+    dims = column.shape[1:]
+    return column if is_image(column.dtype.name, dims) else column.reshape(len(column), math.prod(dims))
 
 
 def _create(demo_set: Observed, demos: Demos, folder: Path, repo_id: str) -> Any:

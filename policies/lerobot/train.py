@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
+import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,6 +25,8 @@ from omni_loop.registry import missing_extra
 from omni_loop.training.rollouts import Wanted
 
 from .train_card import Trained, write_card
+from .train_data import check_rows, check_statistics, dataset_info, local_only
+from .train_folder import made_beside, plain_name
 from .train_rows import Rows, whole
 
 Kind = Literal["act", "diffusion"]
@@ -66,6 +68,8 @@ class LeRobotRecipe(Section):
 
 def train_from(data: Path, out: Path, wanted: Wanted, log: Callable[[str], None]) -> Path:
     """As :class:`omni_loop.training.rollouts.RolloutTrainer`: the recipe is the shipped one of the type, or a file."""
+    if wanted.name is not None:
+        plain_name(wanted.name)
     kind = wanted.type or "act"
     if wanted.recipe is None and kind not in get_args(Kind):
         raise UnknownName(f"no LeRobot policy of type {kind!r} is trained here.{nearest(kind, get_args(Kind))}")
@@ -89,11 +93,13 @@ def train(data: Path, recipe: LeRobotRecipe, folder: Path, log: Callable[[str], 
     is what the template ``lerobot`` serves.
 
     Raises:
-        ConfigError: no LeRobotDataset v3 at ``data``, ``folder`` exists, or the recipe does not fit the dataset.
+        ConfigError: no LeRobotDataset v3 at ``data``, or a damaged one; ``folder`` exists; the recipe does not fit the
+            dataset; the loss is not finite.
         MissingExtra: lerobot is not installed.
     """
     if folder.exists():
         raise ConfigError(f"{folder} exists; name another --out, or remove it")
+    data = data.resolve()
     info = dataset_info(data)
     with quiet():
         return _train(data, info, recipe, folder, log)
@@ -108,28 +114,13 @@ def _train(
         raise missing_extra(e, "training a LeRobot policy ") from e
     torch.set_num_threads(recipe.threads)
     config = _configure(data, info, recipe)
-    # Made beside and renamed when complete: an interrupted run leaves no half of a checkpoint behind.
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    trained = _run(config, recipe, partial, log)
-    _forget_paths(partial, folder.name, data.name)
-    write_card(partial, trained, recipe.model_dump(mode="json"), info, folder.name, data.name)
-    partial.rename(folder)
+    check_rows(data, info, {**config.policy.input_features, **config.policy.output_features})
+    check_statistics(data, config.policy)
+    with made_beside(folder) as partial:
+        trained = _run(config, recipe, partial, log)
+        _forget_paths(partial, folder.name, data.name)
+        write_card(partial, trained, recipe.model_dump(mode="json"), info, folder.name, data.name)
     return trained
-
-
-def dataset_info(data: Path) -> dict[str, Any]:
-    """``meta/info.json`` of a LeRobotDataset v3. Raises ConfigError for anything else."""
-    file = data / "meta" / "info.json"
-    try:
-        info = json.loads(file.read_bytes())
-    except (OSError, ValueError):
-        raise ConfigError(f"{data} is no LeRobotDataset: it has no meta/info.json that can be read") from None
-    version = str(info.get("codebase_version", "")) if isinstance(info, dict) else ""
-    if not version.startswith("v3"):
-        raise ConfigError(f"{data} is a LeRobotDataset {version or 'of no version'}; wanted v3")
-    return dict(info)
 
 
 def _configure(data: Path, info: Mapping[str, Any], recipe: LeRobotRecipe) -> Any:
@@ -161,7 +152,10 @@ def _policy(info: Mapping[str, Any], recipe: LeRobotRecipe) -> Any:
     from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig
     from lerobot.utils.feature_utils import dataset_to_policy_features
 
-    features = dataset_to_policy_features(dict(info["features"]))
+    try:
+        features = dataset_to_policy_features(dict(info["features"]))
+    except (KeyError, IndexError, TypeError, ValueError) as e:
+        raise ConfigError(f"the dataset has a feature that LeRobot does not read: {type(e).__name__}: {e}") from e
     if ACTION not in features:
         raise ConfigError("the dataset has no feature 'action': there is nothing to learn")
     inputs = {name: feature for name, feature in features.items() if name.startswith(OBSERVATION)}
@@ -171,6 +165,7 @@ def _policy(info: Mapping[str, Any], recipe: LeRobotRecipe) -> Any:
                 known = [name.removeprefix(OBSERVATION) for name in inputs]
                 raise ConfigError(f"keys: the dataset has no observation {key!r}.{nearest(key, known)}")
         inputs = {feature_of(key): inputs[feature_of(key)] for key in recipe.keys}
+    _check_ranks(recipe.type, {**inputs, ACTION: features[ACTION]})
     kind: Any = {"act": ACTConfig, "diffusion": DiffusionConfig}[recipe.type]
     known = [field.name for field in dataclasses.fields(kind)]
     for field in recipe.policy:
@@ -191,6 +186,18 @@ def _policy(info: Mapping[str, Any], recipe: LeRobotRecipe) -> Any:
     return config
 
 
+def _check_ranks(kind: Kind, features: Mapping[str, Any]) -> None:
+    """Raises ConfigError naming every feature of a rank that LeRobot's policies do not read."""
+    odd = [
+        f"{name} {list(feature.shape)}"
+        for name, feature in features.items()
+        if feature.type.value != "VISUAL" and len(feature.shape) != 1
+    ]
+    if odd:
+        way = "leave it out with --keys, or make vectors of it, as `omni-loop export` does"
+        raise ConfigError(f"LeRobot's {kind} reads vectors and images, not {', '.join(odd)}: {way}")
+
+
 def _run(config: Any, recipe: LeRobotRecipe, folder: Path, log: Callable[[str], None]) -> Trained:
     """LeRobot's training steps; writes what LeRobot writes."""
     from accelerate import Accelerator
@@ -204,11 +211,12 @@ def _run(config: Any, recipe: LeRobotRecipe, folder: Path, log: Callable[[str], 
 
     accelerator = Accelerator(step_scheduler_with_optimizer=False, cpu=recipe.device == "cpu")
     set_seed(recipe.seed)
-    dataset, held_out = make_train_eval_datasets(config)
+    with local_only(config.dataset.root):
+        dataset, held_out = make_train_eval_datasets(config)
+        batches = cycle(_loader(dataset, config, shuffled=True))
     policy = make_policy(cfg=config.policy, ds_meta=dataset.meta)
     pre, post = make_pre_post_processors(config.policy, dataset_stats=dataset.meta.stats)
     optimiser, schedule = make_optimizer_and_scheduler(config, policy)
-    batches = cycle(_loader(dataset, config, shuffled=True))
     meters = {name: AverageMeter(name) for name in ("loss", "grad_norm", "lr", "update_s")}
     tracker = MetricsTracker(recipe.batch, dataset.num_frames, dataset.num_episodes, meters, accelerator=accelerator)
     began, cpu, losses = time.monotonic(), time.process_time(), []
@@ -217,13 +225,17 @@ def _run(config: Any, recipe: LeRobotRecipe, folder: Path, log: Callable[[str], 
         tracker, _ = update_policy(
             tracker, policy, batch, optimiser, recipe.clip, accelerator=accelerator, lr_scheduler=schedule
         )
-        losses.append(float(tracker.metrics["loss"].val))
+        losses.append(_finite(float(tracker.metrics["loss"].val), f"the loss of step {step}"))
         if step % max(1, recipe.steps // 20) == 0:
             recent = losses[-max(1, recipe.steps // 20) :]
             log(f"step {step}/{recipe.steps} loss {sum(recent) / len(recent):.4f}")
     spent = {"wall_minutes": (time.monotonic() - began) / 60, "cpu_minutes": (time.process_time() - cpu) / 60}
     policy.eval()
     unseen = None if held_out is None else _loss(policy, pre, _loader(held_out, config), dataset.meta.camera_keys)
+    if unseen is not None:
+        _finite(unseen, "the loss on the held-out episodes")
+    if not all(bool(torch.isfinite(p).all()) for p in policy.parameters()):
+        raise ConfigError("the weights are not finite after the last step; lower lr, or set clip")
     for part in (policy, config, pre, post):
         part.save_pretrained(folder)
     return Trained(
@@ -237,6 +249,12 @@ def _run(config: Any, recipe: LeRobotRecipe, folder: Path, log: Callable[[str], 
         inputs={name: tuple(feature.shape) for name, feature in config.policy.input_features.items()},
         spent={name: round(minutes, 2) for name, minutes in spent.items()},
     )
+
+
+def _finite(loss: float, what: str) -> float:
+    if not math.isfinite(loss):
+        raise ConfigError(f"{what} is {loss}: nothing was written; lower lr, or set clip")
+    return loss
 
 
 def _loader(dataset: Any, config: Any, shuffled: bool = False) -> Any:

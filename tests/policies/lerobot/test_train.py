@@ -24,7 +24,8 @@ from omni_loop.training.demos import Demos
 from omni_loop.training.rollouts import Wanted
 from omni_loop.types import Array
 from omni_loop_policies.lerobot.load import load
-from omni_loop_policies.lerobot.train import LeRobotRecipe, dataset_info, train, train_from
+from omni_loop_policies.lerobot.train import LeRobotRecipe, train, train_from
+from omni_loop_policies.lerobot.train_data import dataset_info
 from omni_loop_policies.lerobot.train_rows import Rows
 
 LENGTHS = (9, 6, 12, 7, 5)
