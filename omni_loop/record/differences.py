@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..types import Op, TickResult
+from ..types import Op, PlanSummary, TickResult
 from .table import Tick
+
+MEASURED = ("chunk", "frames", "scene", "progress", "plan")
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
     """One replayed tick against the recorded one: largest absolute differences (None: nothing to compare; infinite: one
-    of the two is missing or of another shape). ``chunk`` is in units of the action, ``frames`` in grey levels."""
+    of the two is missing or of another shape). ``chunk`` and ``scene`` are in units of the action, ``frames`` in grey
+    levels, ``plan`` in units of the cost. ``other``: what is no array and is another, and how."""
 
     seq: int
     op: Op
@@ -26,25 +30,33 @@ class Difference:
     progress: float | None = None
     revision: tuple[str, str] | None = None  # recorded, now
     error: str = ""
+    scene: float | None = None
+    plan: float | None = None
+    other: str = ""
 
     def exact(self, tolerance: float = 0.0, pixels: float = 0.0) -> bool:
-        """Whether chunk and progress agree within ``tolerance`` and frames within ``pixels``, under one revision."""
-        near = all(d is None or d <= tolerance for d in (self.chunk, self.progress))
-        return near and (self.frames is None or self.frames <= pixels) and not self.revision and not self.error
+        """Whether chunk, scene, progress and plan agree within ``tolerance`` and frames within ``pixels``, and all else
+        is the same."""
+        near = all(d is None or d <= tolerance for d in (self.chunk, self.scene, self.progress, self.plan))
+        same = not (self.revision or self.error or self.other)
+        return near and same and (self.frames is None or self.frames <= pixels)
 
 
 @dataclass(slots=True)
 class EpisodeReport:
-    """``skipped``: why the rest of it, or all, was not replayed; empty: it was, to its end."""
+    """``index``: its number in the recording. ``skipped``: why the rest of it, or all, was not replayed; empty: it was,
+    to its end. ``unit``: of its actions."""
 
     name: str
     session: str
     recorded: int
     ticks: list[Difference] = field(default_factory=list)
     skipped: str = ""
+    index: int = 0
+    unit: str = ""
 
     def worst(self, of: str) -> float | None:
-        """The largest difference ``of`` chunk, frames or progress; None: there was none to compare."""
+        """The largest difference ``of`` one of :data:`MEASURED`; None: there was none to compare."""
         found = [d for tick in self.ticks if (d := getattr(tick, of)) is not None]
         return max(found, default=None)
 
@@ -54,11 +66,13 @@ class EpisodeReport:
 
 @dataclass(slots=True)
 class Report:
-    """A whole replay. ``exact``: every recorded tick was replayed, and none differs by more than was allowed."""
+    """A whole replay. ``exact``: every recorded tick was replayed, and none differs by more than was allowed.
+    ``missing``: what was recorded and is not here."""
 
     episodes: list[EpisodeReport]
     tolerance: float
     pixels: float
+    missing: Sequence[str] = ()
 
     @property
     def ticks(self) -> int:
@@ -70,19 +84,20 @@ class Report:
 
     @property
     def exact(self) -> bool:
-        return self.differing == 0 and not any(episode.skipped for episode in self.episodes)
+        whole = all(not e.skipped and len(e.ticks) == e.recorded for e in self.episodes)
+        return self.differing == 0 and whole and not self.missing
 
     def as_json(self) -> dict[str, Any]:
         """Everything, with only the ticks that differ; what is infinite is the text "missing"."""
         episodes = []
         for episode in self.episodes:
-            worst = {of: _number(episode.worst(of)) for of in ("chunk", "frames", "progress")}
+            worst = {of: _number(episode.worst(of)) for of in MEASURED}
             differing = [
                 {k: _number(v) if isinstance(v, float) else v for k, v in asdict(tick).items()}
                 for tick in episode.differing(self.tolerance, self.pixels)
             ]
-            about = {"episode": episode.name, "session": episode.session, "recorded": episode.recorded}
-            counts = {"replayed": len(episode.ticks), "skipped": episode.skipped}
+            about = {"index": episode.index, "episode": episode.name, "session": episode.session}
+            counts = {"recorded": episode.recorded, "replayed": len(episode.ticks), "skipped": episode.skipped}
             episodes.append({**about, **counts, "worst": worst, "differing": differing})
         return {
             "exact": self.exact,
@@ -90,12 +105,13 @@ class Report:
             "differing": self.differing,
             "tolerance": self.tolerance,
             "pixels": self.pixels,
+            "missing": list(self.missing),
             "episodes": episodes,
         }
 
 
-def compare(tick: Tick, now: TickResult) -> Difference:
-    """``now`` against what was recorded."""
+def compare(tick: Tick, now: TickResult, other: str = "") -> Difference:
+    """``now`` against what was recorded; ``other``: what was another before it."""
     was, revision, error = tick.result, None, ""
     chunk = _far(_chunk(was), _chunk(now))
     frames = _far(_frames(was), _frames(now)) if tick.frames_kept else None
@@ -103,7 +119,11 @@ def compare(tick: Tick, now: TickResult) -> Difference:
         revision = was.chunk.policy_revision, now.chunk.policy_revision
     if (was.frames_error is None) != (now.frames_error is None):
         error = f"frames: {now.frames_error.text}" if now.frames_error else "frames failed when it was recorded"
-    return Difference(tick.seq, tick.op, tick.step, chunk, frames, _progress(was, now), revision, error)
+    scene = _far(_scene(was), _scene(now)) if tick.frames_kept else None
+    if not other and was.epoch != now.epoch:
+        other = f"answered in epoch {was.epoch}, now in {now.epoch}"
+    found = Difference(tick.seq, tick.op, tick.step, chunk, frames, _progress(was, now), revision, error)
+    return replace(found, scene=scene, plan=_plan(was.plan, now.plan), other=other)
 
 
 _Labelled = tuple[int, NDArray[Any]] | None  # first step and array
@@ -115,6 +135,24 @@ def _chunk(result: TickResult) -> _Labelled:
 
 def _frames(result: TickResult) -> _Labelled:
     return None if result.frames is None else (result.frames.first_step, result.frames.frames)
+
+
+def _scene(result: TickResult) -> _Labelled:
+    frames = result.frames
+    return None if frames is None or frames.scene is None else (frames.first_step, frames.scene)
+
+
+def _plan(was: PlanSummary | None, now: PlanSummary | None) -> float | None:
+    """Costs are compared; of another search they are not comparable. ``seq`` only counts messages."""
+    if was is None and now is None:
+        return None
+    if (
+        was is None
+        or now is None
+        or replace(was, seq=0, cost=0, first_cost=0) != replace(now, seq=0, cost=0, first_cost=0)
+    ):
+        return math.inf
+    return max(abs(was.cost - now.cost), abs(was.first_cost - now.first_cost))
 
 
 def _progress(was: TickResult, now: TickResult) -> float | None:

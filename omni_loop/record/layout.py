@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 from urllib.parse import quote, unquote
@@ -29,6 +29,7 @@ from ..types import ArraySpec, Op, SessionSpec
 
 VERSION = 1
 RUN, OPEN, EPISODE = "run.json", ".open-", "episode"
+ENDS = ("ended", "cut")  # events that end an episode; without one its last part is not here
 TICKS, TIMES, ROWS, EVENTS = "ticks", "times", "rows", "events"
 OBSERVATIONS, SHAPES = "observations/", "shapes/"
 EXECUTED, ACTIONS, CHUNK, FRAMES, SCENE = "executed", "actions", "chunk", "frames", "scene"
@@ -80,18 +81,3 @@ def encode_spec(spec: SessionSpec) -> dict[str, Any]:
     """``spec`` as JSON keeps it."""
     encoded: dict[str, Any] = json.loads(json.dumps(asdict(spec)))
     return encoded
-
-
-def decode_spec(data: Mapping[str, Any]) -> SessionSpec:
-    """The spec that :func:`encode_spec` wrote."""
-
-    def array(one: Mapping[str, Any]) -> ArraySpec:
-        return ArraySpec(**{**one, "shape": tuple(one["shape"])})
-
-    changed = {
-        "observations": tuple(array(one) for one in data["observations"]),
-        "action": array(data["action"]),
-        "ops": tuple(Op(op) for op in data["ops"]),
-        "frame": None if data["frame"] is None else array(data["frame"]),
-    }
-    return SessionSpec(**{**data, **changed})

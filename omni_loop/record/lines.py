@@ -121,10 +121,12 @@ class Lines:
             line.part.events.append({**_event(event.kind, item), **said})
             return
         line.part.events.append(_event("ended", item, why="reset"))
-        self._close(line)
+        kept = self._close(line)
         at = {name: getattr(event, name) for name in ("epoch", "step", "seed", "prompt")}
         line.begin = {**_event("reset", item), "source": "", **at, "tick": 0, "seq": 0}
-        line.episode, line.number, line.needed = line.episode + 1, 0, False
+        # One that left nothing has no number: a reader takes a hole for an episode that went missing.
+        line.episode += kept
+        line.number, line.needed = 0, False
         line.part = self._part(line.opened, line.begin, line.episode, 0, item.order)
 
     def _fail(self, line: Line, item: Item, event: Failed) -> None:
@@ -157,13 +159,16 @@ class Lines:
         if lost:
             line.part.events.append({"event": "gap", "ticks": lost, "order": order})
 
-    def _close(self, line: Line) -> None:
-        """Write what is left of the part at hand and seal it; one in which nothing happened is forgotten."""
-        part = line.part
-        if not part.ticks and not line.needed and not any(e["event"] in ("failed", "gap") for e in part.events):
+    def _close(self, line: Line) -> bool:
+        """Write what is left of the part at hand and seal it. False: nothing happened in the whole episode, and it is
+        forgotten. A later part is kept for the end it carries: without one the episode is not complete."""
+        part, kept = line.part, line.number > 0 or line.needed
+        if not kept and not part.ticks and not any(e["event"] in ("failed", "gap") for e in part.events):
             part.discard()
-        elif self._write(part, everything=True):
+            return False
+        if self._write(part, everything=True):
             self._seal(part)
+        return True
 
     def _write(self, part: Part, everything: bool = False) -> bool:
         """False: the folder of the part is gone, and the part with it."""

@@ -187,6 +187,7 @@ class Part:
             "ticks": self.ticks,
             "lost": len(self.lost),
             "gaps": sum(event["event"] in ("gap", "lost") for event in self.events),
+            "ended": any(event["event"] in layout.ENDS for event in self.events),
         }
         self._files.write(self._beside / NODE, group({layout.EPISODE: attributes}))
         nbytes = sealed.seal(self._beside, layout.VERSION).nbytes

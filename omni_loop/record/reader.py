@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InvalidInput, MissingExtra, OmniLoopError, Reason, UnknownName
 from ..types import Op, SessionSpec
 from . import layout, sealed
+from .about import About
+from .about import read as read_about
 from .table import Table, Tick
 
 if TYPE_CHECKING:
@@ -28,8 +31,8 @@ class Episode:
     """One session from its opening, fork, restore or reset to its end. ``name`` is unique in the recording.
 
     ``begin``: how it began (``event`` open, fork, restore or reset; ``source``; epoch, tick, seq, step, seed, prompt).
-    ``length`` in ticks, of which ``lost`` are without arrays; ``gaps``: how often some are missing. ``complete``: every
-    tick of it is here with its arrays.
+    ``length`` in ticks, of which ``lost`` are without arrays; ``gaps``: how often some are missing; ``ended``: its end
+    is here. ``complete``: every tick of it is here with its arrays, to its end.
     """
 
     name: str
@@ -44,6 +47,8 @@ class Episode:
     length: int = 0
     lost: int = 0
     gaps: int = 0
+    ended: bool = True
+    numbers: tuple[int, ...] = field(default=(), repr=False)  # of the parts in ``folders``
 
     def parts(self) -> Iterator[tuple[list[Tick], list[dict[str, Any]]]]:
         """Ticks and events, part by part, read from disk each time. Raises :class:`RecordingError` when a file is not
@@ -62,7 +67,16 @@ class Episode:
 
     @property
     def complete(self) -> bool:
-        return self.lost == self.gaps == 0
+        return not self.incomplete
+
+    @property
+    def incomplete(self) -> str:
+        """Why it is not complete; empty: it is."""
+        if self.lost or self.gaps:
+            return "ticks were lost when it was recorded, or parts of it are missing; it has gaps"
+        if not self.ended:
+            return "its end is missing: the server was killed, lost its last part, or still records it"
+        return ""
 
     @property
     def line(self) -> list[Tick]:
@@ -93,7 +107,10 @@ def _back_to(line: list[Tick], step: int) -> None:
 
 
 class Recording:
-    """A run, or a folder of runs. ``unfinished``: episodes that a server which was killed had open.
+    """A run, or a folder of runs.
+
+    ``unfinished``: parts that are open: a server is recording them, or was killed. ``broken``: what cannot be read, and
+    why. ``missing``: by session, episodes that lie between others and are not here.
 
     Raises:
         RecordingError: there is none, or one of a version that is not known.
@@ -106,7 +123,8 @@ class Recording:
             raise RecordingError(f"there is no recording in {path}")
         self.runs = {run.name: _read_run(run) for run in runs}
         self.unfinished: list[str] = []
-        self.broken: dict[str, str] = {}  # what cannot be read, and why
+        self.broken: dict[str, str] = {}
+        self.missing: dict[str, list[int]] = {}
         self.episodes: list[Episode] = []
         for run in runs:
             self._read(run, f"{run.name}/" if len(runs) > 1 else "")
@@ -139,68 +157,69 @@ class Recording:
         return [episode for episode in self.episodes if episode.name in chosen]
 
     def _indices(self, text: str) -> range:
-        first, _, last = text.partition("-")
-        if not (first.isdigit() and (last.isdigit() or not last)):
+        said = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", text)
+        if said is None:
             raise InvalidInput(f"{text!r} names no episode; say a number such as 3, a range such as 3-7, or a name")
-        indices = range(int(first), int(last or first) + 1)
-        if not indices or indices.stop > len(self):
+        first, last = int(said[1]), int(said[2] or said[1])
+        if last < first:
+            raise InvalidInput(f"the range {text} runs backwards; say {last}-{first}")
+        indices = range(first, last + 1)
+        if indices.stop > len(self):
             raise UnknownName(f"there is no episode {text}; the recording has {len(self)}, from 0 on")
         return indices
 
     def _read(self, run: Path, prefix: str) -> None:
-        groups: dict[tuple[str, int], list[tuple[int, Path, dict[str, Any]]]] = {}
+        groups: dict[tuple[str, int], list[tuple[Path, About]]] = {}
         for folder in sorted(p for p in run.iterdir() if p.is_dir()):
             if folder.name.startswith("."):
                 self.unfinished.append(prefix + folder.name.removeprefix(layout.OPEN))
                 continue
             try:
-                about = _about(folder)
-            except RecordingError as error:
-                self.broken[prefix + folder.name] = error.text
+                about = read_about(folder)  # its files are checked when its ticks are read
+            except (OSError, ValueError) as error:
+                self.broken[prefix + folder.name] = f"the episode {folder.name} is corrupt: {error}"
                 continue
-            groups.setdefault((about["session"], about["episode"]), []).append((about["part"], folder, about))
+            groups.setdefault((about.session, about.episode), []).append((folder, about))
         for parts in groups.values():
-            parts.sort(key=lambda part: part[0])
+            parts.sort(key=lambda part: part[1].part)
             self.episodes.append(_episode(prefix, parts))
+        for session in dict.fromkeys(session for session, _ in groups):
+            here = {number for of, number in groups if of == session}
+            if holes := sorted(set(range(max(here))) - here):
+                self.missing[session] = holes
 
 
-def _episode(prefix: str, parts: Sequence[tuple[int, Path, dict[str, Any]]]) -> Episode:
-    first = parts[0][2]
-    missing = len({number for number, _, _ in parts}) != parts[-1][0] + 1
+def _episode(prefix: str, parts: Sequence[tuple[Path, About]]) -> Episode:
+    first, numbers = parts[0][1], tuple(about.part for _, about in parts)
     return Episode(
-        name=prefix + parts[0][1].name,
-        session=first["session"],
-        number=first["episode"],
-        spec=layout.decode_spec(first["spec"]),
-        keys=tuple(first["keys"]),
-        kept=tuple(first["kept"]),
-        options=first["options"],
-        begin=first["begin"],
-        folders=tuple(folder for _, folder, _ in parts),
-        length=sum(about["ticks"] for *_, about in parts),
-        lost=sum(about["lost"] for *_, about in parts),
-        gaps=sum(about["gaps"] for *_, about in parts) + missing,
+        name=prefix + parts[0][0].name,
+        session=first.session,
+        number=first.episode,
+        spec=first.spec,
+        keys=first.keys,
+        kept=first.kept,
+        options=first.options,
+        begin=first.begin.model_dump(),
+        folders=tuple(folder for folder, _ in parts),
+        length=sum(about.ticks for _, about in parts),
+        lost=sum(about.lost for _, about in parts),
+        gaps=sum(about.gaps for _, about in parts) + (numbers != tuple(range(len(parts)))),
+        ended=parts[-1][1].ended,
+        numbers=numbers,
     )
 
 
 def _read_run(run: Path) -> dict[str, Any]:
     try:
         about: dict[str, Any] = json.loads((run / layout.RUN).read_text(encoding="utf-8"))
-        version = about["version"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        version, served = about["version"], about["deployment"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RecordingError(f"{run.name}: {layout.RUN} cannot be read: {type(error).__name__}") from error
     if version != layout.VERSION:
         raise RecordingError(f"{run.name} is of version {version}; this program reads version {layout.VERSION}")
+    if not isinstance(served, dict):
+        raise RecordingError(f"{run.name}: {layout.RUN} says no deployment: it is a {type(served).__name__}")
     return about
-
-
-def _about(folder: Path) -> dict[str, Any]:
-    """An episode's attributes; its files are checked when its ticks are read."""
-    try:
-        about: dict[str, Any] = json.loads((folder / "zarr.json").read_bytes())["attributes"][layout.EPISODE]
-        return about
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RecordingError(f"the episode {folder.name} is corrupt: {type(error).__name__}") from error
 
 
 def _read_part(folder: Path) -> tuple[list[Tick], list[dict[str, Any]]]:

@@ -206,9 +206,12 @@ class Recorder:
 
     def _tidy(self) -> None:
         """A run in which nothing happened leaves no trace."""
-        if [path.name for path in self.run.iterdir()] == [layout.RUN]:
-            (self.run / layout.RUN).unlink()
-            self.run.rmdir()
+        try:
+            if [path.name for path in self.run.iterdir()] == [layout.RUN]:
+                (self.run / layout.RUN).unlink()
+                self.run.rmdir()
+        except OSError as error:  # somebody took the folder away, or put a file there
+            self._lines.trouble = error.strerror or type(error).__name__
 
     def _mend_run(self) -> str:
         """The run's folder again, when somebody took it away; says what is in the way."""

@@ -8,7 +8,7 @@ batched with others may differ in the last bits, as a batch of another shape may
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -21,6 +21,8 @@ from .differences import Difference, EpisodeReport, Report, compare
 from .reader import Episode, Recording
 from .script import Act, script
 from .table import Tick
+
+_MOST_EPOCHS = 10_000  # each is a reset to repeat
 
 
 class Session(Protocol):
@@ -78,28 +80,45 @@ def replay(
     but :class:`~omni_loop.record.reader.RecordingError` for a recording that cannot be read.
     """
     chosen = list(recording) if wanted is None else list(wanted)
-    run = _Replay(client, on_tick or (lambda difference: None))
+    indices = {episode.name: i for i, episode in enumerate(recording)}
+    run = _Replay(client, on_tick or (lambda difference: None), indices)
     try:
         for act in script(recording, chosen):
             run.do(act)
     finally:
         run.close()
     names = {episode.name for episode in chosen}
-    return Report([report for report in run.reports.values() if report.name in names], tolerance, pixels)
+    reports = sorted((r for r in run.reports.values() if r.name in names), key=lambda report: report.index)
+    return Report(reports, tolerance, pixels, _missing(recording, names))
+
+
+def _missing(recording: Recording, names: Container[str]) -> list[str]:
+    """What should have been replayed and is not here: of sessions that are wanted whole, and of a whole recording."""
+    left = [episode for episode in recording if episode.name not in names]
+    partly = {episode.session for episode in left}
+    holes = [
+        f"session {session}: episode {number} of it is missing"
+        for session, numbers in recording.missing.items()
+        if session not in partly
+        for number in numbers
+    ]
+    return [*holes, *(() if left else recording.broken.values())]
 
 
 @dataclass(slots=True)
 class _Replay:
     client: Client
     on_tick: Callable[[Difference], None]
+    indices: Mapping[str, int]
     reports: dict[str, EpisodeReport] = field(default_factory=dict)
     live: dict[str, Session] = field(default_factory=dict)  # by recorded session
     saved: dict[str, Session] = field(default_factory=dict)  # forks that stand for snapshots, by name
 
     def do(self, act: Act) -> None:
         episode = act.episode
-        report = self.reports.setdefault(episode.name, EpisodeReport(episode.name, episode.session, episode.length))
+        report = self.reports.get(episode.name) or self._report(episode)
         if act.do == "end":
+            report.skipped = report.skipped or episode.incomplete
             self._end(report, goes_on=bool(act.event and act.event["goes_on"]))
             return
         if report.skipped and act.do != "begin":
@@ -115,6 +134,12 @@ class _Replay:
                 self._turn(episode, act.event)
         except OmniLoopError as error:
             report.skipped = error.text
+
+    def _report(self, episode: Episode) -> EpisodeReport:
+        report = EpisodeReport(episode.name, episode.session, episode.length, unit=episode.spec.action.unit)
+        report.index = self.indices[episode.name]
+        self.reports[episode.name] = report
+        return report
 
     def _end(self, report: EpisodeReport, goes_on: bool) -> None:
         """A server has room for only so many sessions; and where a session is lost, what is next begins anew."""
@@ -153,6 +178,8 @@ class _Replay:
             held = self.saved.get(begin["source"])
             restored: Session = self.client.restore(begin["source"]) if held is None else held.fork(seed=begin["seed"])
             return restored
+        if begin["epoch"] > min(begin["order"], _MOST_EPOCHS):
+            raise InvalidInput(f"it says that it began in epoch {begin['epoch']}, which is not plausible")
         session: Session = self.client.open(
             episode.spec.pipeline,
             prompt=begin["prompt"],
@@ -175,13 +202,18 @@ class _Replay:
             self.saved[event["name"]] = session.fork(seed=None)
 
     def _tick(self, report: EpisodeReport, episode: Episode, tick: Tick) -> None:
+        session, other = self.live[episode.session], ""
+        if tick.seed != episode.begin["seed"]:
+            other = f"ran under seed {tick.seed}, and its episode under {episode.begin['seed']}"
+        elif tick.epoch != session.epoch:
+            other = f"ran in epoch {tick.epoch}, now in {session.epoch}"
         try:
-            now = _ask(self.live[episode.session], tick)
+            now = _ask(session, tick)
         except OmniLoopError as error:
             report.ticks.append(Difference(tick.seq, tick.op, tick.step, error=error.text))
             self.on_tick(report.ticks[-1])
             raise
-        report.ticks.append(compare(tick, now))
+        report.ticks.append(compare(tick, now, other))
         self.on_tick(report.ticks[-1])
 
 

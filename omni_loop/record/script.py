@@ -42,7 +42,9 @@ def _acts(episode: Episode, restored: Container[str], goes_on: bool) -> Iterator
     """One part at a time is in memory, and none before the episode begins."""
     last = int(episode.begin["order"])
     yield Act("begin", last, episode, event=dict(episode.begin))
-    for ticks, events in episode.parts():
+    for i, (ticks, events) in enumerate(episode.parts()):
+        if episode.numbers and episode.numbers[i] != i:
+            yield Act("lost", last, episode)
         acts = [Act("tick" if tick.kept else "lost", tick.order, episode, tick) for tick in ticks]
         for event in events:
             order = int(event.get("order", acts[-1].order if acts else last))

@@ -57,6 +57,8 @@ class Table:
         self._numbers, self._times, self._rows = (
             self._all(group, name) for name in (layout.TICKS, layout.TIMES, layout.ROWS)
         )
+        if len(self._numbers) != self._about["ticks"]:
+            raise ValueError(f"it says that it has {self._about['ticks']} ticks, and holds {len(self._numbers)}")
         self._kept = self._numbers[:, layout.NUMBERS.index("kept")]
         text = bytes(self._all(group, layout.EVENTS)).decode()
         self._events: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()]

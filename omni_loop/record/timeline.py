@@ -28,10 +28,10 @@ def timeline(episode: Episode) -> list[Seen]:
     observations. A recondition gives as many as it had frames.
 
     Raises:
-        Unsupported: some of the episode was lost when it was recorded.
+        Unsupported: the episode is not complete.
     """
     if not episode.complete:
-        raise Unsupported(f"episode {episode.name}: ticks were lost when it was recorded; it has gaps")
+        raise Unsupported(f"episode {episode.name}: {episode.incomplete}")
     steps: dict[int, Mapping[str, Array]] = {}
     before: dict[int, NDArray[np.float32]] = {}  # executed since the observed step before
     sent = np.zeros((0, *episode.spec.action.shape), np.float32)

@@ -52,5 +52,7 @@ def test_kill_9_loses_at_most_what_was_open(tmp_path: Path) -> None:
     for episode in recording:
         for tick in episode.ticks:
             np.testing.assert_array_equal(tick.arrays["x"], np.full(4, tick.seq, np.float32))
+    assert {episode.session: episode.complete for episode in recording} == {"whole": True, "long": False}
+    assert [episode.incomplete[:18] for episode in recording if episode.session == "long"] == ["its end is missing"]
     for name in recording.unfinished:
         assert "whole" not in name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -128,6 +129,10 @@ def test_what_comes_out_otherwise_is_said(tmp_path: Path, again: str) -> None:
     assert 0 < worst < 2.0
     said = report.as_json()
     assert [tick["seq"] for tick in said["episodes"][0]["differing"]] == [1, 2, 3]
+    assert {tick["other"] for tick in said["episodes"][0]["differing"]} == {"ran under seed 5, and its episode under 6"}
+    assert not Report(report.episodes, tolerance=2.0, pixels=255).exact  # another seed is no rounding
+    for ticks in (episode.ticks for episode in report.episodes):
+        ticks[:] = [replace(tick, other="") for tick in ticks]
     assert Report(report.episodes, tolerance=2.0, pixels=255).exact
 
 
