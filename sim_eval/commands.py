@@ -69,6 +69,7 @@ def eval_command(
     )
     if state is not None:
         chosen = chosen.with_state(state)
+    usual = chosen.execution_horizon
     if record is not None:  # a row of a dataset is a step: each is observed
         chosen = chosen.changed(execution_horizon=1)
     console = Console()
@@ -89,7 +90,7 @@ def eval_command(
     if record is not None:
         note_outcomes(record, run)
     numbers, seen = _save(run, out)
-    _finish(run, numbers, seen, out, console, other)
+    _finish(run, numbers, seen, out, console, other, None if record is None else usual or run.spec.execution_horizon)
 
 
 def demo_command(
@@ -189,8 +190,10 @@ def _finish(
     out: Path,
     console: Console,
     other: tuple[str, dict[int, bool]] | None,
+    usual: int | None = None,
 ) -> None:
-    """Table, JSON and page; the exit code tells whether episodes broke. ``other``: the run to pair with."""
+    """Table, JSON and page; the exit code tells whether episodes broke. ``other``: the run to pair with. ``usual``: of
+    a recorded run, the actions of a chunk that are executed when it is not recorded."""
     comparison: tuple[str, Paired] | None = None
     if other is not None:
         name, pairs = other[0], summary.against(run.results, other[1])
@@ -200,6 +203,9 @@ def _finish(
     summary.write(out, numbers, run.results)
     page = report.write(out / "report.html", report.render(run, numbers, seen, comparison=comparison))
     console.print(table(numbers))
+    if usual is not None and usual > 1:
+        said = f"every step observed: 1 action of a chunk executed, not the suite's {usual}"
+        console.print(said, markup=False, highlight=False)
     if seen.missing:
         console.print(f"no videos: {seen.missing}", markup=False)
     console.print(f"report: {page}", markup=False, soft_wrap=True)

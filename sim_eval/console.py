@@ -55,10 +55,12 @@ def table(summary: Mapping[str, Any]) -> Table:
     out = Table(title=title, title_justify="left", caption=f"{summary['ticks']} ticks; ms", caption_justify="left")
     for column in ("", "p50", "p99", "mean", "share"):
         out.add_column(column, justify="left" if not column else "right")
-    share = {part.name: f"{part.share:.0f} %" for part in segments(summary)}
+    parts = {part.name: part for part in segments(summary)}
+    share = {name: f"{part.share:.0f} %" for name, part in parts.items()}
     out.add_row("tick (round trip)", *_cells(summary["tick_ms"]), "100 %", style="bold")
     for name, values in summary["stages_ms"].items():
         out.add_row(f"  {name}", *_cells(values), share[name])
+    out.add_row("  server", "", "", f"{parts['server'].ms:.2f}", share["server"])  # what is left of the mean
     out.add_row("  transport", *_cells(summary["transport_ms"]), share["transport"])
     out.add_row("overhead (all but models)", *_cells(summary["overhead_ms"]), "")
     return out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -48,13 +48,13 @@ def view_command(
         raise InvalidInput(f"--episode: {episode!r} names {len(chosen)} episodes; one page shows one")
     output.file(out, "--out")
     with console.status("drawing"):
-        page = render(chosen[0], Outcomes.read(read))
+        page = render(chosen[0], Outcomes.read(read), read.episodes.index(chosen[0]))
     out.write_text(page, encoding="utf-8")
     console.print(f"page: {out}", markup=False, soft_wrap=True)
 
 
-def render(episode: Episode, outcomes: Outcomes) -> str:
-    """The page as text."""
+def render(episode: Episode, outcomes: Outcomes, index: int = 0) -> str:
+    """The page as text; ``index``: the episode's number in its recording."""
     ticks, events = [], []
     for some, happened in episode.parts():
         ticks += some
@@ -63,23 +63,42 @@ def render(episode: Episode, outcomes: Outcomes) -> str:
     template = environment.from_string(_read("recorded.html"))
     spec, begin = episode.spec, episode.begin
     times = [tick.result.timings.total_ms for tick in ticks]
-    said = {True: "succeeded", False: "did not succeed", None: ""}[outcomes.success(episode)]
-    about = [spec.description or spec.pipeline, f"“{begin['prompt']}”" if begin["prompt"] else "", said]
+    about = [spec.description or spec.pipeline, f"“{begin['prompt']}”" if begin["prompt"] else ""]
+    videos, (charts, plotted) = _videos(episode, ticks), _charts(episode, ticks, events)
+    shown = {*plotted, *(video["name"] for video in videos)}
     return template.render(
-        title=f"{spec.pipeline}, session {episode.session}, episode {episode.number}",
+        title=f"{spec.pipeline}, episode {index}",
         about=", ".join(text for text in about if text),
         style=Markup(re.search(r"<style>.*?</style>", _read("report.html"), re.DOTALL)[0]),  # type: ignore[index]
         colours=_COLOURS,
-        complete=episode.complete,
-        tiles=_tiles(episode, ticks),
-        videos=_videos(episode, ticks),
-        charts=_charts(episode, ticks, events),
+        incomplete=episode.incomplete,
+        tiles=[_outcome(outcomes.success(episode)), *_tiles(episode, ticks)],
+        videos=videos,
+        charts=charts,
+        left_out=_left_out(episode, shown),
         strips=_strips(ticks),
         histogram=chart.histogram(times) if times else None,
         stages=_stages(ticks),
         events=_events(events, ticks),
-        footer=f"{episode.name}; began as {begin['event']} of epoch {begin['epoch']}, spec {spec.digest[:12]}",
+        footer=f"{episode.name}; episode {episode.number} of session {episode.session}, began as {begin['event']} of "
+        f"epoch {begin['epoch']}, spec {spec.digest[:12]}",
     )
+
+
+def _outcome(success: bool | None) -> tuple[str, str, str]:
+    said = {True: "succeeded", False: "did not succeed", None: "–"}[success]
+    return "Outcome", said, "nobody said how it ended" if success is None else "as its driver said"
+
+
+def _left_out(episode: Episode, shown: Collection[str]) -> list[str]:
+    """Observation arrays that are not drawn, and why."""
+    why = []
+    for spec in episode.spec.observations:
+        if spec.name in episode.keys and spec.name not in shown:
+            shape = "×".join(str(n) if n >= 0 else "any" for n in spec.shape) or "scalar"
+            reason = f"{spec.dtype} {shape}" if spec.name in episode.kept else "not recorded"
+            why.append(f"{spec.name} ({reason})")
+    return why
 
 
 def _tiles(episode: Episode, ticks: Sequence[Tick]) -> list[tuple[str, str, str]]:
@@ -130,7 +149,8 @@ def _shown(step: int, image: Frame, tick: Tick) -> Frame:
 
 def _charts(
     episode: Episode, ticks: Sequence[Tick], events: Sequence[Mapping[str, Any]]
-) -> list[tuple[str, str, Series]]:
+) -> tuple[list[tuple[str, str, Series]], set[str]]:
+    """What is drawn, and the observation arrays among it."""
     marks = [event["step"] for event in events if event["event"] == "rewind"]
     steps, rows = _executed(ticks)
     actions = {f"{episode.spec.action.name} {i}": (steps, rows[:, i]) for i in range(min(rows.shape[1], MOST))}
@@ -138,13 +158,16 @@ def _charts(
     at = [p.step for p in judged]
     progress = {"progress": (at, [p.progress for p in judged]), "done": (at, [p.done for p in judged])}
     found = [("Executed actions", episode.spec.action.unit, actions), ("Progress", "", progress)]
+    plotted = set()
     for spec in episode.spec.observations:
         flat = [(s, v.reshape(-1)) for tick in ticks for s, v in _observed(tick, spec.name) if v.size <= MOST]
         if flat and len({len(v) for _, v in flat}) == 1:
             values = np.stack([v for _, v in flat])
             lines = {f"{spec.name} {i}": ([s for s, _ in flat], values[:, i]) for i in range(values.shape[1])}
             found.append((spec.name, spec.unit, lines))
-    return [(name, unit, drawn) for name, unit, lines in found if (drawn := series(lines, marks)) is not None]
+            plotted.add(spec.name)
+    drawn = [(name, unit, made) for name, unit, lines in found if (made := series(lines, marks)) is not None]
+    return drawn, plotted & {name for name, _, _ in drawn}
 
 
 def _executed(ticks: Sequence[Tick]) -> tuple[list[int], Any]:
@@ -189,8 +212,11 @@ def _events(events: Sequence[Mapping[str, Any]], ticks: Sequence[Tick]) -> list[
     for event in events:
         rest = {k: v for k, v in event.items() if k not in ("event", "order", "at_ns", "code", "retryable")}
         after = f"{(event['at_ns'] - began) / 1e9:.2f}" if "at_ns" in event else ""
+        name = event["event"]
+        if name == "ended":  # why it did is its name: closed, reset
+            name = rest.pop("why")
         text = ", ".join(f"{key} {value}" for key, value in rest.items() if value != "")
-        told.append({"after": after, "name": event["event"], "text": text})
+        told.append({"after": after, "name": name, "text": text})
     return told
 
 

@@ -67,6 +67,11 @@ def test_a_recorded_evaluation_observes_every_step(server: ToyServer, tmp_path: 
     assert steps == list(range(len(steps)))
     assert len(steps) > 5
     assert (tmp_path / "r" / outcomes.FILE).exists()
+    assert "every step observed: 1 action of a chunk executed, not the suite's 4" in said
+    assert "1 of 8 actions of a chunk is executed" in (tmp_path / "report.html").read_text()
+    assert {"transport", "server"} <= {line.split()[0] for line in said.replace("│", " ").splitlines() if line.split()}
+    _, other = call("eval", "toy", "--episodes", "1", "--videos", "none", "--out", str(tmp_path / "other"))
+    assert "every step observed" not in other
 
 
 def test_a_server_that_runs_already_is_what_it_is(server: ToyServer, tmp_path: Path) -> None:  # noqa: F811
