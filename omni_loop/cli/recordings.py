@@ -42,9 +42,9 @@ def replay(
 ) -> None:
     """Live through recorded sessions again and say what comes out otherwise.
 
-    Ends with 0 when every recorded tick was repeated and none differs by more than --tolerance and --pixels, else with
-    1. Noise is a function of the recorded seeds, so a session that was served alone comes out to the bit on the same
-    deployment; one that shared batches may differ in the last bits.
+    The exit code is 0 when all that was recorded is here, was repeated, and differs by no more than --tolerance and
+    --pixels; else it is 1. Noise is a function of the recorded seeds: a session that was served alone comes out to the
+    bit on the same deployment, and one that shared batches may differ in the last bits.
 
     omni-loop replay runs/recorded --deployment pusht
     """
@@ -75,6 +75,9 @@ def replay(
     verdict = "[green]exact[/]" if report.exact else "[bold red]not exact[/]"
     within = f" within {tolerance:g}, {pixels:g} grey levels" if tolerance or pixels else ""
     console.print(f"{report.ticks} ticks replayed, {report.differing} differ: {verdict}{within}", highlight=False)
+    if not report.exact and Report(report.episodes, tolerance, max(pixels, 1.0), report.missing).exact:
+        text = "frames differ by one grey level at most, as those of shared batches may: --pixels 1 allows it"
+        console.print(text, markup=False, highlight=False)
     if not report.exact or read.broken:
         raise typer.Exit(1)
 
@@ -101,7 +104,7 @@ def export(
 
     omni-loop export runs/recorded --out data/recorded --map agent_pos=state
     """
-    from ..record.export import Export
+    from ..record.export import Export, told
     from ..record.export import export as run
 
     read, console = Recording(recording), Console()
@@ -116,8 +119,8 @@ def export(
             how,
             lambda episode: status.update(f"exporting: {episode.name}"),
         )
-    for name, why in made.skipped.items():
-        console.print(f"[yellow]left out[/] {name}: {why}", highlight=False, soft_wrap=True)
+    for text in told(made.skipped):
+        console.print(f"[yellow]left out[/] {text}", highlight=False, soft_wrap=True)
     text = f"{made.folder}: {made.episodes} episodes, {made.rows} rows at {made.fps} Hz"
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
@@ -138,8 +141,11 @@ def _names(given: Any) -> dict[str, str]:
 
 def _say_unreadable(read: Recording, console: Console) -> None:
     if read.unfinished:
-        text = f"{len(read.unfinished)} episodes were open when the server ended, and are not whole: left out"
+        text = f"{len(read.unfinished)} parts are open (a server records them, or was killed) and left out"
         console.print(f"[yellow]{text}[/]", highlight=False)
+    for session, numbers in read.missing.items():
+        text = f"episode {', '.join(map(str, numbers))} of it is missing from the recording"
+        console.print(f"[red]session {session}[/]: {text}", highlight=False, soft_wrap=True)
     for name, why in read.broken.items():
         console.print(f"[red]{name}[/]: {why}", highlight=False, soft_wrap=True)
 
@@ -168,19 +174,22 @@ def _server(address: str, named: str, recorded: dict[str, Any], console: Console
 
 def _table(report: Report) -> Table:
     out = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for column in ("episode", "ticks", "differ", "chunk", "frames", "progress", ""):
-        right: Any = "left" if column in ("episode", "") else "right"
+    units = {episode.unit for episode in report.episodes}
+    unit = next(iter(units)) if len(units) == 1 else ""
+    chunk = f"chunk ({unit or 'units of the action'})"
+    for column in ("no.", "episode", "ticks", "differ", chunk, "frames (grey levels)", "progress", "note"):
+        right: Any = "left" if column in ("episode", "note") else "right"
         out.add_column(column, justify=right, overflow="fold")
     for episode in report.episodes:
         differing = episode.differing(report.tolerance, report.pixels)
         worst = [_number(episode.worst(of)) for of in ("chunk", "frames", "progress")]
         changed = next((f"revision {t.revision[0]} -> {t.revision[1]}" for t in episode.ticks if t.revision), "")
-        failed = next((t.error for t in episode.ticks if t.error), "")
-        note = "; ".join(
-            text for text in (episode.skipped, failed if failed != episode.skipped else "", changed) if text
-        )
+        failed = next((t.error for t in episode.ticks if t.error and t.error != episode.skipped), "")
+        other = next((f"seq {t.seq} {t.other}" for t in episode.ticks if t.other), "")
+        more = [f"{of} differs by {_number(d)}" for of in ("scene", "plan") if (d := episode.worst(of))]
+        note = "; ".join(text for text in (episode.skipped, failed, changed, other, *more) if text)
         ticks = f"{len(episode.ticks)}/{episode.recorded}"
-        out.add_row(episode.name, ticks, str(len(differing)), *worst, note)
+        out.add_row(str(episode.index), episode.name, ticks, str(len(differing)), *worst, note)
     return out
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from .reader import Episode, Recording
 from .timeline import Seen, timeline
 
 DONE, SUCCESS = "next.done", "next.success"
+FAILED, UNKNOWN = "it did not succeed", "it is not known to have succeeded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,8 @@ def export(
     how: Export = Export(),
     on_episode: Callable[[Episode], None] | None = None,
 ) -> Exported:
-    """Write ``wanted`` (None: all) to ``folder``, which must not exist. Episodes with gaps, without observations, or
-    whose arrays were not kept are left out, and said.
+    """Write ``wanted`` (None: all) to ``folder``, which must not exist. Episodes that are not complete, without
+    observations, or whose arrays were not kept are left out, and said.
 
     Raises:
         ConfigError: ``folder`` exists. InvalidInput: names, fps or a pipeline that do not fit; steps that were not all
@@ -75,18 +76,23 @@ def export(
     if folder.exists():
         raise ConfigError(f"{folder} exists; name a folder that can be made")
     chosen = _of_one_pipeline(list(recording) if wanted is None else list(wanted), how.pipeline)
-    check_names(how.names or {}, chosen[0].keys)
-    # Made beside and renamed when complete: an interrupted export leaves no half of a set behind.
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
+    spec = chosen[0].spec
+    check_names(how.names or {}, chosen[0].keys, [o.name for o in spec.observations if is_image(o.dtype, o.shape)])
+    outcomes = Outcomes.read(recording)
+    # Made beside, in a folder of this export alone, and renamed when complete: one that is interrupted leaves no half
+    # of a set behind, and two at once do not write into each other.
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent) as beside:
+        partial = Path(beside) / "set"
         with quiet():
-            made = _write(partial, folder, chosen, how, Outcomes.read(recording), on_episode)
-        _note(partial, chosen[0].spec, how)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    partial.rename(folder)
+            made = _write(partial, folder, chosen, how, outcomes, on_episode)
+        _note(partial, spec, how)
+        try:
+            partial.rename(folder)
+        except OSError as error:
+            if folder.exists():
+                raise ConfigError(f"{folder} was made meanwhile; name another folder") from error
+            raise
     return made
 
 
@@ -118,9 +124,16 @@ def _write(
         if on_episode is not None:
             on_episode(episode)
     if made is None:
-        raise Unsupported(f"nothing can be exported: {'; '.join(f'{n}: {w}' for n, w in skipped.items())}")
+        raise Unsupported(f"nothing can be exported: {'; '.join(told(skipped))}")
     made.finalize()
     return Exported(folder, count, rows, fps, skipped)
+
+
+def told(skipped: Mapping[str, str]) -> list[str]:
+    """Which episodes were left out and why; those that were not wanted are only counted."""
+    counts = {why: list(skipped.values()).count(why) for why in (FAILED, UNKNOWN)}
+    named = [f"{name}: {why}" for name, why in skipped.items() if why not in counts]
+    return named + [f"{n} episode{'s' * (n > 1)}: {why}" for why, n in counts.items() if n]
 
 
 def _of_one_pipeline(episodes: list[Episode], wanted: str | None) -> list[Episode]:
@@ -143,10 +156,10 @@ def _why_not(episode: Episode, keys: tuple[str, ...], how: Export, outcomes: Out
         return f"it has the observation keys {', '.join(episode.keys)}, the first one {', '.join(keys)}"
     if episode.begin["event"] in ("fork", "restore"):
         return f"it begins in the middle: it is a {episode.begin['event']}"
-    if not episode.complete:
-        return "ticks were lost when it was recorded"
-    if how.successes and not outcomes.success(episode):
-        return "it is not known to have succeeded"
+    if episode.incomplete:
+        return episode.incomplete
+    if how.successes and not (success := outcomes.success(episode)):
+        return FAILED if success is False else UNKNOWN
     return ""
 
 

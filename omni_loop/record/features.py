@@ -6,6 +6,7 @@ The standard library only, so that whoever speaks both languages may import it.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from ..errors import InvalidInput, nearest
 
 OBSERVATION = "observation."
 ACTION = "action"
+_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
 def feature_of(key: str) -> str:
@@ -39,14 +41,21 @@ def renamed(key: str, names: Mapping[str, str]) -> str:
     return names.get(key, key)
 
 
-def check_names(names: Mapping[str, str], keys: Iterable[str]) -> None:
-    """Raises InvalidInput when ``names`` renames a key that is not there, or makes two keys one."""
-    keys = tuple(keys)
-    for key in names:
+def check_names(names: Mapping[str, str], keys: Iterable[str], images: Iterable[str] = ()) -> None:
+    """Raises InvalidInput when ``names`` renames a key that is not there, makes two keys one, or gives a name that is
+    none in LeRobot: ``images.<name>`` are ``images``, and dots separate words of letters, digits, ``_`` and ``-``."""
+    keys, images = tuple(keys), tuple(images)
+    for key, name in names.items():
         if key not in keys:
             raise InvalidInput(f"there is no observation {key!r} to rename.{nearest(key, keys)}")
+        if not _NAME.fullmatch(name):
+            raise InvalidInput(f"{key!r} cannot be called {name!r}: say letters, digits, '_' and '-', such as state")
+        if name.split(".")[0] == "images" and key not in images:
+            raise InvalidInput(f"{key!r} cannot be called {name!r}: it is no image")
     seen: dict[str, str] = {}
     for key in keys:
+        if "/" in renamed(key, names):
+            raise InvalidInput(f"LeRobot takes no '/' in a name; say another for {key!r} with --map")
         other = seen.setdefault(renamed(key, names), key)
         if other != key:
             raise InvalidInput(f"the observations {other!r} and {key!r} would both be called {renamed(key, names)!r}")

@@ -16,7 +16,8 @@ from omni_loop.errors import ConfigError, InvalidInput, Unsupported
 from omni_loop.loop.request import TickRequest
 from omni_loop.loop.tap import Opened, Ticked, Turned
 from omni_loop.record import outcomes
-from omni_loop.record.export import Export, export
+from omni_loop.record.export import FAILED, UNKNOWN, Export, export
+from omni_loop.record.export import told as told_of
 from omni_loop.record.reader import Recording
 from omni_loop.record.recorder import Recorder
 from omni_loop.record.timeline import timeline
@@ -150,7 +151,7 @@ def test_only_successes(tmp_path: Path) -> None:
     outcomes.write(tmp_path / "record", {"s2": {"success": True}})
     made = export(Recording(tmp_path / "record"), tmp_path / "set", how=Export(successes=True))
     assert (made.episodes, made.rows) == (1, 3)
-    assert list(made.skipped.values()) == ["it is not known to have succeeded"]
+    assert list(made.skipped.values()) == ["it did not succeed"]
 
 
 def test_steps_apart_are_refused_unless_asked_for(tmp_path: Path) -> None:
@@ -169,6 +170,30 @@ def test_steps_apart_are_refused_unless_asked_for(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="say --stride 2"):
         export(recording, tmp_path / "other", how=Export(stride=5))
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_what_was_not_wanted_is_counted_and_what_is_damaged_is_named() -> None:
+    skipped = {"a": FAILED, "b": "it has gaps", "c": FAILED, "d": UNKNOWN}
+    assert told_of(skipped) == ["b: it has gaps", f"2 episodes: {FAILED}", f"1 episode: {UNKNOWN}"]
+
+
+def test_two_exports_at_once_do_not_write_into_each_other(tmp_path: Path) -> None:
+    pytest.importorskip("lerobot")
+    with Told(tmp_path / "record") as told:
+        told.episode("s1", [0, 1])
+    recording, out = Recording(tmp_path / "record"), tmp_path / "set"
+    with pytest.raises(ConfigError, match="was made meanwhile"):  # by one that is quicker
+        export(recording, out, on_episode=lambda _: export(recording, out) and None)
+    assert len(_load(out)) == 2
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["record", "set"]
+
+
+@pytest.mark.parametrize("name", ["a/b", "images.x", ".", "", "..", "a b", "x."])
+def test_a_name_that_is_none_in_lerobot_is_refused(name: str, tmp_path: Path) -> None:
+    with Told(tmp_path / "record") as told:
+        told.episode("s1", [0, 1])
+    with pytest.raises(InvalidInput, match="cannot be called"):
+        export(Recording(tmp_path / "record"), tmp_path / "set", how=Export({"agent_pos": name}))
 
 
 def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
