@@ -59,6 +59,9 @@ def _committed_bytes(owner: str, spec: StateSpec) -> int:
             count = spec.capacity
         case CounterSpec():
             return 0
+        case _:  # what a stage of somebody's own returns is not type-checked
+            text = f"state {owner!r} is {type(spec).__name__}; it must be KVSpec, TensorSpec, RingSpec or CounterSpec"
+            raise InvalidInput(text, reason=Reason.BAD_SPEC)
     if min((count, *spec.shape), default=1) < 1:
         raise InvalidInput(f"state {owner!r} has sizes that cannot be: {spec}", reason=Reason.BAD_SPEC)
     return count * math.prod(spec.shape) * torch_dtype(spec.dtype, owner).itemsize

@@ -92,8 +92,7 @@ def check_plan(message: pb.PlanRequest, spec: SessionSpec) -> int:
     Raises :class:`Unsupported` when the pipeline cannot plan, else :class:`InvalidInput` that names what is out of
     its bounds, for another number of ``init``'s rows than of steps :class:`TensorError`.
     """
-    if Op.PLAN not in spec.ops:  # before the horizon, whose bound may be 0 there
-        raise Unsupported(f"pipeline {spec.pipeline!r} cannot plan; it can {', '.join(sorted(spec.ops))}")
+    _check_plans(spec)  # before the horizon, whose bound may be 0 there
     rows = message.init.shape[0] if message.init.shape else None
     if message.HasField("horizon"):
         horizon = message.horizon
@@ -196,10 +195,16 @@ def decode_plan(message: pb.PlanRequest, spec: SessionSpec, limits: Limits) -> P
 
 
 def goal_spec(spec: SessionSpec) -> ArraySpec:
-    """What a goal frame must be; raises :class:`Unsupported` where there are no frames."""
+    """What a goal frame must be; raises :class:`Unsupported` where there is no Plan, or no frames."""
+    _check_plans(spec)
     if spec.frame is None:
         raise Unsupported(f"pipeline {spec.pipeline!r} has no frames, so it takes no goal frame; leave it out")
     return spec.frame
+
+
+def _check_plans(spec: SessionSpec) -> None:
+    if Op.PLAN not in spec.ops:
+        raise Unsupported(f"pipeline {spec.pipeline!r} cannot plan; it can {', '.join(sorted(spec.ops))}")
 
 
 def _decode_goal(tensor: pb.Tensor, spec: SessionSpec, limits: Limits) -> NDArray[np.uint8]:

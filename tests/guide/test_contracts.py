@@ -6,4 +6,5 @@ from .blocks import module
 
 _mine = module("test_mine.py")
 TestReach = _mine.TestReach
+TestSteady = _mine.TestSteady
 TestPuck = _mine.TestPuck

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import io
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from omni_loop.cli.check_config import check_config
 
-from .blocks import ADDRESS, BLOCKS, FOLDER, lines, module
+from .blocks import ADDRESS, BLOCKS, FOLDER, GUIDE, lines, module
 
 
 def said(block: str, address: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -22,7 +27,21 @@ def said(block: str, address: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_a_policy_and_a_world_take_less_than_60_lines_each() -> None:
     assert lines("my_policy.py", "policy.yaml", "use_policy.py") < 60
+    assert lines("steady.py") < 60
     assert lines("my_world.py", "world.yaml", "use_world.py") < 60
+
+
+def test_the_contracts_run_by_the_command_that_is_written(tmp_path: Path) -> None:
+    (command,) = re.findall(r"`PYTHONPATH=\. uv run (pytest test_mine\.py)`", GUIDE.read_text())
+    for name in ("my_policy.py", "my_world.py", "steady.py", "test_mine.py"):
+        (tmp_path / name).write_text(BLOCKS[name])
+    # As in a folder below this project, whose settings pytest then takes.
+    settings = ("-c", str(GUIDE.parents[1] / "pyproject.toml"), "--rootdir", str(tmp_path), "-p", "no:cacheprovider")
+    argv = [sys.executable, "-m", *command.split(), *settings]
+    environment = {**os.environ, "PYTHONPATH": ".", "PYTHONSAFEPATH": "1"}  # as the script pytest, without the folder
+    done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
 
 
 def test_the_policy_is_served(

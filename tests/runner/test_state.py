@@ -11,6 +11,7 @@ from omni_loop.runner.kv_pool import block_bytes, blocks_per_session
 from omni_loop.runner.state import Budget, StateManager
 from omni_loop.stage import CounterSpec, KVSpec, PagedKV, RingSpec, StateSpec, StateView, TensorSpec
 from omni_loop.testing.state_contract import KV, STAGES, StateContract, blocks, write_all
+from omni_loop.types import ArraySpec
 
 
 class TestStateManager(StateContract):
@@ -145,3 +146,10 @@ def test_values_are_cast_to_the_declared_dtype() -> None:
     assert view.tensor("t").get().dtype is torch.float16
     with pytest.raises(InvalidInput, match="'n'"):
         view.tensor("n").set(np.array([1.5]))
+
+
+def test_a_spec_that_is_none_is_named() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        StateManager({"x/y": {"velocity": ArraySpec("velocity", "float32", (2,))}}, Budget(1, nbytes=1 << 20))  # type: ignore[dict-item]
+    want = "state 'x/y.velocity' is ArraySpec; it must be KVSpec, TensorSpec, RingSpec or CounterSpec"
+    assert (caught.value.text, caught.value.reason) == (want, Reason.BAD_SPEC)

@@ -164,6 +164,8 @@ def test_bad_plan(case: BadInput) -> None:
 def test_a_plan_where_the_pipeline_has_none() -> None:
     with pytest.raises(Unsupported, match="cannot plan; it can infer"):
         codec.decode_plan(good_plan(), replace(SPEC, ops=(Op.INFER,), max_predict=0), LIMITS)
+    with pytest.raises(Unsupported, match="cannot plan; it can infer"):
+        codec.goal_spec(replace(SPEC, ops=(Op.INFER,), frame=None))
     with pytest.raises(Unsupported, match="takes no goal frame"):
         codec.decode_plan(good_plan(), replace(SPEC, frame=None), LIMITS)
 

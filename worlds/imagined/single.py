@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 
 from omni_loop.client import Session
 from omni_loop.env import check_action
-from omni_loop.errors import InvalidInput, Reason, StageFailed, StateError
+from omni_loop.errors import InvalidInput, Reason, ServerUnavailable, StageFailed, StateError, UnknownSession
 from omni_loop.types import ArraySpec, SessionSpec, TickResult
 
 from .judge import Judge, Seen, Verdict, indifferent
@@ -73,8 +75,8 @@ class ImaginedEnv(gymnasium.Env[Frame, NDArray[np.float32]]):
             raise InvalidInput(f"render_mode is {render_mode!r}; it must be None or 'rgb_array'")
         self.world, self.start, self.judge, self.render_mode = world, start, judge, render_mode
         self._session: Session | None = None
-        self._moments: deque[Moment] = deque(maxlen=_least("history", history) + 1)
-        self.seed, self.max_steps, self.chunk = 0, _least("max_steps", max_steps), _least("chunk", chunk)
+        self._moments: deque[Moment] = deque(maxlen=whole("history", history, 1) + 1)
+        self.seed, self.max_steps, self.chunk = 0, whole("max_steps", max_steps, 1), whole("chunk", chunk, 1)
         world.hold()
         try:
             spec = world.spec
@@ -101,6 +103,8 @@ class ImaginedEnv(gymnasium.Env[Frame, NDArray[np.float32]]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Frame, Info]:
         """Begin the episode of ``seed``; the observation is its last real frame. Takes no ``options``."""
+        check_options(options, ())
+        seed = None if seed is None else whole("seed", seed, 0)
         super().reset(seed=seed)
         if self.closed:
             raise StateError("the imagined env is closed", reason=Reason.CLOSED)
@@ -177,6 +181,7 @@ class ImaginedEnv(gymnasium.Env[Frame, NDArray[np.float32]]):
         """
         self.present  # noqa: B018  raises
         assert self._session is not None
+        calls = whole("calls", calls)
         if not 0 <= calls < len(self._moments):
             text = f"{calls} steps cannot be taken back: between 0 and {len(self._moments) - 1} can"
             raise StateError(text, reason=Reason.BAD_REQUEST)
@@ -191,8 +196,8 @@ class ImaginedEnv(gymnasium.Env[Frame, NDArray[np.float32]]):
         return None if self.render_mode is None else self._observation()
 
     def close(self) -> None:
-        """Free the session; a server that was started for this world ends with its last env. A second call does
-        nothing."""
+        """Free the session, if its server still has it; a server that was started for this world ends with its last
+        env. A second call does nothing."""
         if not self.closed:
             self.closed = True
             try:
@@ -204,7 +209,9 @@ class ImaginedEnv(gymnasium.Env[Frame, NDArray[np.float32]]):
         session, self._session = self._session, None
         self._moments.clear()
         if session is not None:
-            session.close()
+            # A server that is gone took it along, and one that forgot it has nothing left to free.
+            with contextlib.suppress(ServerUnavailable, UnknownSession):
+                session.close()
 
     def _observation(self) -> Frame:
         return self.present.frame.copy()
@@ -258,7 +265,19 @@ def _all_keys(keys: Collection[str], begin: Start) -> Collection[str]:
     return keys
 
 
-def _least(name: str, value: int) -> int:
-    if value < 1:
-        raise InvalidInput(f"{name} is {value}, wanted at least 1")
-    return value
+def whole(name: str, value: Any, least: int | None = None) -> int:
+    """``value``, numpy's whole numbers too. Raises InvalidInput for anything else, or less than ``least``."""
+    try:
+        given = operator.index(value)
+    except TypeError:
+        raise InvalidInput(f"{name} is {value!r}, wanted a whole number") from None
+    if least is not None and given < least:
+        raise InvalidInput(f"{name} is {given}, wanted at least {least}")
+    return given
+
+
+def check_options(options: Mapping[str, Any] | None, known: Collection[str]) -> None:
+    """Raises InvalidInput for an option of ``reset`` that is not ``known``."""
+    if unknown := sorted(set(options or {}) - set(known)):
+        says = f"it takes {', '.join(known)}" if known else "it takes none"
+        raise InvalidInput(f"reset knows no option {unknown[0]!r}; {says}")

@@ -17,7 +17,7 @@ from omni_loop.errors import InvalidInput, Reason, StateError
 
 from .judge import Judge, indifferent
 from .served import ServedWorld
-from .single import Frame, ImaginedEnv, Info
+from .single import Frame, ImaginedEnv, Info, check_options, whole
 from .start import Source
 
 T = TypeVar("T")
@@ -51,8 +51,7 @@ class ImaginedVectorEnv(VectorEnv[NDArray[np.uint8], NDArray[np.float32], NDArra
         history: int = 64,
         autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP,
     ) -> None:
-        if num_envs < 1:
-            raise InvalidInput(f"num_envs is {num_envs}, wanted at least 1")
+        num_envs = whole("num_envs", num_envs, 1)
         make = partial(
             ImaginedEnv, world, start, judge=judge, frame=frame, chunk=chunk, max_steps=max_steps, history=history
         )
@@ -90,6 +89,7 @@ class ImaginedVectorEnv(VectorEnv[NDArray[np.uint8], NDArray[np.float32], NDArra
         options: dict[str, Any] | None = None,
     ) -> tuple[NDArray[np.uint8], Info]:
         """Begin all episodes, or those of ``options["reset_mask"] bool[num_envs]``."""
+        check_options(options, ("reset_mask",))
         seeds = self._seeds(seed)
         mask = self._mask((options or {}).get("reset_mask"))
         begun = self._all(
@@ -174,6 +174,8 @@ class ImaginedVectorEnv(VectorEnv[NDArray[np.uint8], NDArray[np.float32], NDArra
 
     def _all(self, calls: Sequence[Callable[[], T] | None]) -> list[T | None]:
         """Results of ``calls``, made at the same time; the first error, once all have answered."""
+        if self.closed:
+            raise StateError("the imagined envs are closed", reason=Reason.CLOSED)
         threads = self._threads
         assert threads is not None  # there is one from the end of __init__ on
         futures: list[Future[T] | None] = [threads.submit(call) if call else None for call in calls]
@@ -184,8 +186,12 @@ class ImaginedVectorEnv(VectorEnv[NDArray[np.uint8], NDArray[np.float32], NDArra
         return [None if f is None else f.result() for f in futures]
 
     def _seeds(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
-        if seed is None or isinstance(seed, int):
-            return [None if seed is None else seed + i for i in range(self.num_envs)]
+        if seed is None:
+            return [None] * self.num_envs
+        if np.ndim(seed) == 0:
+            first = whole("seed", seed, 0)
+            return [first + i for i in range(self.num_envs)]
+        assert not isinstance(seed, int)
         if len(seed) != self.num_envs:
             raise InvalidInput(f"{len(seed)} seeds for {self.num_envs} envs")
         return list(seed)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 from collections.abc import Callable
 
 import gymnasium
@@ -11,7 +13,18 @@ from gymnasium.utils.passive_env_checker import env_render_passive_checker
 from numpy.typing import NDArray
 
 from omni_loop.client import connect
-from omni_loop.errors import ConfigError, InvalidInput, Reason, StageFailed, StateError, TensorError, UnknownName
+from omni_loop.errors import (
+    ConfigError,
+    InvalidInput,
+    OmniLoopError,
+    Reason,
+    ServerUnavailable,
+    StageFailed,
+    StateError,
+    TensorError,
+    UnknownName,
+    UnknownSession,
+)
 from omni_loop.errors import Unsupported as Cannot
 from omni_loop_worlds.imagined import EnvStart, ImaginedEnv, Seen, ServedWorld, Start, Verdict
 
@@ -174,6 +187,38 @@ def test_what_cannot_be_imagined_is_refused_by_name(world_address: str, make: Ma
     env.close()
 
 
+def test_what_is_no_whole_number_and_unknown_options_are_refused(make: Make) -> None:
+    env = make(max_steps=np.int32(4))
+    frame, info = env.reset(seed=np.int64(3))  # type: ignore[arg-type]
+    assert (info["seed"], type(info["seed"])) == (3, int)
+    assert (env.reset(seed=3, options={})[0] == frame).all()
+    for seed in (1.5, "3", -1):
+        with pytest.raises(InvalidInput, match="seed is"):
+            env.reset(seed=seed)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="no option 'x'; it takes none"):
+        env.reset(options={"x": 1})
+    env.step(moves(1)[0])
+    with pytest.raises(InvalidInput, match=r"calls is 1\.5"):
+        env.rewind(1.5)  # type: ignore[arg-type]
+    assert env.rewind(np.int64(1))[1]["step"] == 0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("gone", [ServerUnavailable("gone"), UnknownSession("expired")])
+def test_closing_succeeds_when_the_server_has_nothing_left(
+    make: Make, monkeypatch: pytest.MonkeyPatch, gone: OmniLoopError
+) -> None:
+    env, asked = make(), []
+    env.reset(seed=1)
+    session = env._session
+    assert session is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "close", lambda: asked.append(1) or (_ for _ in ()).throw(gone))  # type: ignore[func-returns-value]
+        env.close()
+    session.close()
+    assert asked == [1]
+    assert env.closed
+
+
 def test_nothing_works_before_a_reset_or_after_close(make: Make) -> None:
     env = make()
     for call in (lambda: env.step(moves(1)[0]), env.fork, env.rewind):
@@ -208,6 +253,29 @@ def test_a_registered_env_gives_the_first_frame(world: ServedWorld) -> None:
     source.close()
     with pytest.raises(UnknownName, match=r"'pusht' has no observation 'imag'. Did you mean 'image'"):
         EnvStart("pusht", keys={"image": "imag"})(7)
+
+
+def test_an_env_closes_after_its_server_has_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    from omni_loop.config import Deployment
+    from omni_loop_worlds.imagined import served
+
+    class Small(served.BackgroundServer):
+        module = "omni_loop.testing.toy_server"
+
+    monkeypatch.setattr(served, "BackgroundServer", Small)
+    world = ServedWorld(Deployment(pipelines=("toy",)), "toy", timeout_s=10).hold()
+    spec = world.spec
+    assert spec.frame is not None
+    image = next(a.name for a in spec.observations if a.shape == spec.frame.shape)
+    given = {a.name: np.zeros((1, *(max(n, 1) for n in a.shape)), a.dtype) for a in spec.observations}
+    env = ImaginedEnv(world, lambda seed: Start(given), frame=image)
+    env.reset(seed=1)
+    (entry,) = served._shared.values()
+    os.kill(entry.server.pid, signal.SIGKILL)
+    env.close()
+    assert env.closed
+    world.release()
+    assert not served._shared
 
 
 def test_a_server_of_a_deployment_is_shared_and_ends_with_its_last_env(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from omni_loop.errors import InvalidInput, StageFailed, StateError
+from omni_loop.errors import InvalidInput, Reason, StageFailed, StateError
 from omni_loop_worlds.imagined import ImaginedEnv, ImaginedVectorEnv, Seen, ServedWorld, Verdict
 
 from .conftest import begin, moves
@@ -137,3 +137,20 @@ def test_an_error_of_one_is_raised_when_all_have_answered(make_many: Make, monke
         envs.reset(seed=[1, 2, 3])
     with pytest.raises(InvalidInput, match="num_envs is 0"):
         make_many(0)
+
+
+def test_numpys_numbers_are_seeds_and_a_closed_one_says_so(make_many: Make) -> None:
+    envs = make_many(2)
+    frames, infos = envs.reset(seed=np.int64(3))  # type: ignore[arg-type]
+    assert infos["seed"].tolist() == [3, 4]
+    assert (envs.reset(seed=np.array([3, 4]))[0] == frames).all()  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match=r"seed is 1\.5"):
+        envs.reset(seed=1.5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="no option 'x'; it takes reset_mask"):
+        envs.reset(options={"x": 1})
+    with pytest.raises(InvalidInput, match=r"calls is 1\.5"):
+        envs.rewind(1.5)  # type: ignore[arg-type]
+    envs.close()
+    with pytest.raises(StateError, match="closed") as caught:
+        envs.reset(seed=1)
+    assert caught.value.reason == Reason.CLOSED
