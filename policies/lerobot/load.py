@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import logging
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +88,10 @@ def load(checkpoint: str, device: str = "cpu", options: Options = Options()) -> 
 
 
 def _load(folder: Path, described: Described, device: str, options: Options) -> tuple[Any, Any, Any]:
+    import lerobot  # noqa: F401  light; its policies are not, and all of them are imported
+
+    if "lerobot.policies" not in sys.modules:
+        _log.warning("importing LeRobot takes about 20 s of CPU")
     from lerobot.configs import PreTrainedConfig
     from lerobot.policies import get_policy_class, make_pre_post_processors
 

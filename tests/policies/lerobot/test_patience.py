@@ -1,0 +1,21 @@
+"""Loading says why it takes its time, once."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+pytest.importorskip("lerobot")
+
+from omni_loop_policies.lerobot.load import load
+
+
+def test_the_import_of_lerobot_is_announced(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    load("fetch-act")
+    caplog.clear()
+    load("fetch-act")
+    assert caplog.messages == []
+    monkeypatch.delitem(sys.modules, "lerobot.policies")
+    load("fetch-act")
+    assert caplog.messages == ["importing LeRobot takes about 20 s of CPU"]
