@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
 
 from rich.console import Console
 from rich.markup import escape
 
 from .. import registry
 from ..config import Deployment, PipelineConfig, load_deployment, shipped
-from ..errors import CheckpointError, ConfigError, nearest
+from ..errors import CheckpointError, ConfigError, MissingExtra, OmniLoopError, nearest
 from ..loop.edges import choose, routes_of
 from ..loop.graph import CompiledPipeline, compile_pipeline
 from ..loop.pipeline import StageDef, load_pipeline
@@ -55,6 +57,23 @@ def check_graphs(deployment: Deployment, steps: Steps) -> None:
         )
         if steps.complete:
             steps.step("connectors", lambda: routes_of(choose(deployment, graphs), graphs))
+    check_packages(stages, steps)
+
+
+def check_packages(stages: Mapping[str, StageDef], steps: Steps) -> None:
+    """Packages that a stage's factory says (``needs``, names of modules) it imports when it is built."""
+    for full, stage in stages.items():
+        with suppress(OmniLoopError):  # which the step of its options has said
+            if needs := getattr(registry.load(registry.STAGES, stage.factory), "needs", ()):
+                steps.step(f"packages of {full}", partial(find_packages, needs), forgiven=(MissingExtra,))
+
+
+def find_packages(modules: Iterable[str]) -> None:
+    """Raises :class:`MissingExtra` for a module that is not installed; imports none."""
+    for module in modules:
+        if find_spec(module) is None:
+            extra = registry.extra_of(module)
+            raise MissingExtra(f"{extra} (uv sync --extra {extra})" if extra else f"{module} is not installed")
 
 
 def compiled_of(named: str | PipelineConfig) -> CompiledPipeline:

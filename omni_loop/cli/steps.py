@@ -46,7 +46,8 @@ class Steps:
             result = action()
         except (*self.forgiven, *forgiven) as e:
             self.complete = False
-            missing = "weights not here" if isinstance(e, CheckpointError) else "not here"
+            kind = {CheckpointError: "weights ", MissingExtra: "extra "}.get(type(e), "")
+            missing = f"{kind}not here"
             self._say(f"[yellow]{missing}[/yellow]: {escape(what)}: {escape(_line(e.text))}")
             return None
         except (Exception, SystemExit) as e:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from ..errors import TensorError, nearest
+from ..errors import SHOWN, TensorError, nearest
 from ..types import Array, ArraySpec, SessionSpec
 from .limits import shown
 
@@ -74,8 +74,17 @@ def check_keys(expected: Sequence[str], sent: Iterable[str]) -> None:
     if missing:
         parts.append(f"missing observation keys: {_listed(missing)}.")
     if extra:
-        parts.append(f"unknown observation keys: {_listed(extra)}.{nearest(extra[0][:64], expected)}")
+        parts.append(f"unknown observation keys: {_listed(extra)}.{_meant(extra[0], expected, missing)}")
     raise TensorError(" ".join(parts))
+
+
+def _meant(key: str, expected: Sequence[str], missing: Sequence[str]) -> str:
+    """What ``key`` was to be: rather a key that is missing. A dataset's ``observation.<key>`` is ``<key>`` here."""
+    bare = key[:SHOWN].removeprefix("observation.")
+    if bare in expected:
+        return nearest(bare, [bare])
+    meant = nearest(bare, missing)
+    return meant if "Did you mean" in meant else nearest(bare, expected)
 
 
 def _listed(names: Sequence[str]) -> str:

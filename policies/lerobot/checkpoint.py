@@ -14,20 +14,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omni_loop.errors import CheckpointError, InvalidInput, MissingExtra, nearest
+from omni_loop.errors import CheckpointError, ConfigError, InvalidInput, MissingExtra, nearest
 from omni_loop.record.features import ACTION, key_of
 from omni_loop.types import ArraySpec
+
+from .numbers import check_settings, control_rate, shape_of
 
 SHIPPED = Path(__file__).parent.parent / "checkpoints"
 WEIGHTS = "model.safetensors"
 PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+_OWN_STEP = re.compile(r"lerobot\.(processor|policies)(\.\w+)+")
+_STATE_FILE = re.compile(r"\w[\w.-]*\.safetensors")
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_HUB_WAIT = 5.0  # seconds
 _CARD = "card.json"
 _BESIDE = (_CARD, "train_config.json")  # tell where it comes from; nothing of them is served
 # Cameras that VLAs fill with blanks by themselves.
-_BLANK = ".empty_camera_"
+BLANK = ".empty_camera_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +94,15 @@ def describe(checkpoint: str) -> Described:
     type_ = settings.get("type")
     if not isinstance(type_, str):
         raise CheckpointError(f"{folder.name}/config.json is no LeRobot policy's: it has no 'type'")
-    inputs = [f for f in _features(folder, settings, "input_features") if _BLANK not in f.name]
+    inputs = [f for f in _features(folder, settings, "input_features") if BLANK not in f.name]
     outputs = {f.name: f for f in _features(folder, settings, "output_features")}
     if ACTION not in outputs or len(outputs[ACTION].shape) != 1:
         raise CheckpointError(f"{folder.name}/config.json: output_features has no 'action' of one dimension")
     if not inputs:
         raise CheckpointError(f"{folder.name}/config.json: input_features is empty: nothing could be observed")
+    check_settings(f"{folder.name}/config.json", settings)
     card = _read_json(folder, _CARD) if (folder / _CARD).is_file() else {}
-    control_hz = card.get("control_hz")
-    if not isinstance(control_hz, (int, float)) or control_hz <= 0:
-        control_hz = None
+    control_hz = control_rate(f"{folder.name}/{_CARD}", card.get("control_hz"))
     return Described(type_, tuple(inputs), outputs[ACTION].shape[0], settings, control_hz)
 
 
@@ -118,13 +122,49 @@ def verify_files(folder: Path) -> None:
                 f"no LeRobot checkpoint at {folder.name!r}: {name} is missing; checkpoints of before 0.4 are brought "
                 "up to date by lerobot.processor.migrate_policy_normalization"
             )
-        for step in _read_json(folder, name).get("steps", ()):
-            code = step.get("class", "")
-            if code and not code.startswith("lerobot."):
-                raise CheckpointError(f"{folder.name}/{name}: the step {code!r:.80} is not one of LeRobot's own")
-            state = step.get("state_file", "")
-            if state and not (state.endswith(".safetensors") and (folder / state).is_file()):
-                raise CheckpointError(f"{folder.name}/{name}: its state {state!r:.80} is no safetensors file here")
+        for step in processor_steps(folder, name):
+            _check_step(folder, name, step)
+
+
+def processor_steps(folder: Path, name: str) -> list[dict[str, Any]]:
+    """The steps of one of the two processors' files. Raises CheckpointError for what is no list of them."""
+    steps = _read_json(folder, name).get("steps")
+    if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
+        raise CheckpointError(f"{folder.name}/{name}: 'steps' must be a list of keys and values")
+    return steps
+
+
+def verify_here(checkpoint: str) -> Path | None:
+    """:func:`verify_files` of a checkpoint on this machine, and its folder; None: it is a hub's."""
+    folder = _here(checkpoint)
+    if folder is not None:
+        verify_files(folder)
+    return folder
+
+
+def check_tokenizer(folder: Path, tokenizer: str) -> None:
+    """Raises ConfigError for the option ``tokenizer`` where the checkpoint's processors have none."""
+    if tokenizer and all(
+        s.get("registry_name") != "tokenizer_processor" for s in processor_steps(folder, PREPROCESSOR)
+    ):
+        raise ConfigError(f"the checkpoint {folder.name!r} has no tokenizer (option 'tokenizer')")
+
+
+def _check_step(folder: Path, name: str, step: Mapping[str, Any]) -> None:
+    where = f"{folder.name}/{name}"
+    code = step.get("registry_name", step.get("class"))
+    if not isinstance(code, str):
+        raise CheckpointError(f"{where}: a step has the name {code!r:.80}; it must be text")
+    if "registry_name" not in step and not _OWN_STEP.fullmatch(code):
+        raise CheckpointError(f"{where}: the step {code!r:.80} is not one of LeRobot's own")
+    if not isinstance(step.get("config", {}), dict):
+        raise CheckpointError(f"{where}: the config of the step {code!r:.80} must be keys and values")
+    if "state_file" not in step:
+        return
+    state = step["state_file"]
+    # Beside the others, so that the revision is of it too.
+    if not (isinstance(state, str) and _STATE_FILE.fullmatch(state) and (folder / state).is_file()):
+        raise CheckpointError(f"{where}: its state {state!r:.80} is no safetensors file here")
 
 
 def revision(folder: Path) -> str:
@@ -154,7 +194,10 @@ def _here(checkpoint: str) -> Path | None:
         return None
     beside = [f.parent.name for f in path.parent.glob("*/config.json")]
     known = beside if "/" in checkpoint else [*shipped(), *beside]
-    raise CheckpointError(f"no LeRobot checkpoint at {checkpoint!r}: no such folder.{nearest(path.name, known)}")
+    looked = path.absolute().parent
+    raise CheckpointError(
+        f"no LeRobot checkpoint at {checkpoint!r}: no such folder in {looked}.{nearest(path.name, known)}"
+    )
 
 
 def _download(repository: str, files: list[str]) -> Path:
@@ -162,16 +205,19 @@ def _download(repository: str, files: list[str]) -> Path:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     except ModuleNotFoundError:
-        text = f"the checkpoint {repository!r} is no folder here; to fetch it from the hub install omni-loop[lerobot]"
-        raise MissingExtra(text) from None
-    try:
-        return Path(snapshot_download(repository, allow_patterns=files))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as e:
-        why = str(e).partition("\n")[0]
         text = (
-            f"the checkpoint {repository!r} is no folder here, and the hub did not give it: {type(e).__name__}: {why}"
+            f"the checkpoint {repository!r} is no folder here ({Path.cwd()}); to fetch it from the hub install "
+            "omni-loop[lerobot], or in a clone: uv sync --extra lerobot"
         )
-        raise CheckpointError(text) from e
+        raise MissingExtra(text) from None
+    not_here = f"the checkpoint {repository!r} is no folder here ({Path.cwd()}), and the hub"
+    try:
+        return Path(snapshot_download(repository, allow_patterns=files, etag_timeout=_HUB_WAIT))
+    except LocalEntryNotFoundError as e:  # nor in its cache
+        raise CheckpointError(f"{not_here} is not reachable") from e
+    except (HfHubHTTPError, HFValidationError, OSError) as e:
+        why = str(e).partition("\n")[0]
+        raise CheckpointError(f"{not_here} did not give it: {type(e).__name__}: {why:.200}") from e
 
 
 def _read_json(folder: Path, name: str) -> dict[str, Any]:
@@ -181,6 +227,8 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
         raise CheckpointError(f"no LeRobot checkpoint at {folder.name!r}: {name} is missing") from None
     except OSError as e:
         raise CheckpointError(f"{folder.name}/{name} cannot be read ({e.strerror})") from None
+    except RecursionError:
+        raise CheckpointError(f"{folder.name}/{name} is no JSON that is read: it is nested too deeply") from None
     except ValueError as e:
         raise CheckpointError(f"{folder.name}/{name} is no JSON: {e}") from None
     if not isinstance(data, dict):
@@ -195,7 +243,7 @@ def _features(folder: Path, settings: Mapping[str, Any], group: str) -> list[Fea
     features = []
     for name, described in given.items():
         try:
-            feature = Feature(name, str(described["type"]), tuple(int(d) for d in described["shape"]))
+            feature = Feature(name, str(described["type"]), shape_of(described["shape"]))
             if group == "input_features":
                 _ = feature.key
         except (TypeError, KeyError, ValueError, InvalidInput) as e:

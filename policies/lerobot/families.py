@@ -111,7 +111,9 @@ def chunk_length(type_: str, config: Mapping[str, Any]) -> int:
         raise CheckpointError(f"config.json of a LeRobot {type_} policy must say its {setting!r}")
     length = int(config[setting]) if setting else 1
     if type_ in ("diffusion", "multi_task_dit"):  # their horizon begins at the oldest observation
-        return length - int(config.get("n_obs_steps", 1)) + 1
+        if (left := length - int(config.get("n_obs_steps", 1)) + 1) < 1:
+            raise CheckpointError(f"config.json of a LeRobot {type_} policy: n_obs_steps is above its {setting!r}")
+        return left
     if type_ == "tdmpc":
         if (repeats := int(config.get("n_action_repeats", 1))) > 1:
             return repeats

@@ -4,34 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import logging
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
-
-import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from omni_loop.errors import CheckpointError, ConfigError, OmniLoopError
 from omni_loop.registry import missing_extra
 
-from .checkpoint import PREPROCESSOR, WEIGHTS, Described, describe, locate, revision, verify_files
+from .checkpoint import (
+    POSTPROCESSOR,
+    PREPROCESSOR,
+    Described,
+    check_tokenizer,
+    describe,
+    locate,
+    processor_steps,
+    revision,
+    verify_files,
+)
 from .families import Family, chunk_length, family_of
+from .numbers import MODELS, check_options
+from .verify import check_statistics, check_weights
 
 _log = logging.getLogger(__name__)
-# What each way of normalising needs to know of a feature.
-_STATISTICS = {
-    "MEAN_STD": ("mean", "std"),
-    "MIN_MAX": ("min", "max"),
-    "QUANTILES": ("q01", "q99"),
-    "QUANTILE10": ("q10", "q90"),
-}
-# Settings that name a model of somebody else's: a folder or a hub id.
-_MODELS = ("vlm_model_name", "vision_encoder_name", "text_encoder_name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +41,7 @@ class Options:
     inference_steps: int = 0
     tokenizer: str = ""
     vlm: str = ""
+    ensemble_decay: float = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,16 @@ def load(checkpoint: str, device: str = "cpu", options: Options = Options()) -> 
     """
     described = describe(checkpoint)
     family = family_of(described.type)
+    check_options(
+        described.type,
+        described.settings,
+        ensemble_decay=options.ensemble_decay,
+        inference_steps=options.inference_steps,
+        vlm=options.vlm,
+    )
     folder = locate(checkpoint)
     verify_files(folder)
+    check_tokenizer(folder, options.tokenizer)
     try:
         with _quiet():
             policy, pre, post = _load(folder, described, device, options)
@@ -81,8 +89,8 @@ def load(checkpoint: str, device: str = "cpu", options: Options = Options()) -> 
     except Exception as e:  # of any library that a policy is made of
         why = str(e).replace(str(folder), folder.name)
         raise CheckpointError(f"LeRobot cannot load {folder.name!r}: {type(e).__name__}: {why}") from e
-    _check_weights(folder, policy)
-    _check_statistics(folder, policy.config, family, pre, post)
+    check_weights(folder, policy)
+    check_statistics(folder, policy.config, family, pre, post)
     horizon = chunk_length(described.type, described.settings)
     return Loaded(policy, pre, post, described, family, horizon, device, revision(folder))
 
@@ -102,10 +110,29 @@ def _load(folder: Path, described: Described, device: str, options: Options) -> 
     _configure(config, folder, described, options)
     policy = get_policy_class(config.type).from_pretrained(folder, config=config)
     policy.to(device).eval().requires_grad_(False)
+    _check_code(folder)
     pre, post = make_pre_post_processors(
         policy.config, pretrained_path=str(folder), preprocessor_overrides=_overrides(folder, device, options)
     )
     return policy, pre, post
+
+
+def _check_code(folder: Path) -> None:
+    """A step named by its class is one of LeRobot's: whatever is named would be called.
+
+    Raises:
+        CheckpointError: it is something else.
+    """
+    from lerobot.processor import ProcessorStep
+
+    for name in (PREPROCESSOR, POSTPROCESSOR):
+        for step in processor_steps(folder, name):
+            if "registry_name" in step:
+                continue  # only what was registered by code that is running
+            module, _, attribute = step["class"].rpartition(".")
+            found = getattr(import_module(module), attribute, None)
+            if not (isinstance(found, type) and issubclass(found, ProcessorStep) and found.__module__ == module):
+                raise CheckpointError(f"{folder.name}/{name}: {step['class']!r:.80} is no processor step of LeRobot")
 
 
 def _configure(config: Any, folder: Path, described: Described, options: Options) -> None:
@@ -119,7 +146,7 @@ def _configure(config: Any, folder: Path, described: Described, options: Options
         config.n_action_steps = chunk_length(described.type, described.settings)  # all that was denoised
     if options.inference_steps:
         _set(config, ("num_inference_steps", "num_steps", "num_integration_steps"), options.inference_steps)
-    named = [name for name in _MODELS if isinstance(getattr(config, name, None), str)]
+    named = [name for name in MODELS if isinstance(getattr(config, name, None), str)]
     if options.vlm and not named:
         raise ConfigError(f"LeRobot's {config.type} is made without a model of somebody else's (option 'vlm')")
     for name in named:
@@ -148,101 +175,14 @@ def _inside(folder: Path, name: str) -> str:
 
 def _overrides(folder: Path, device: str, options: Options) -> dict[str, Any]:
     """For the preprocessor's steps that name a device or a tokenizer."""
-    steps = json.loads((folder / PREPROCESSOR).read_bytes()).get("steps", ())
-    named = {step.get("registry_name"): step.get("config", {}) for step in steps}
+    named = {step.get("registry_name"): step.get("config", {}) for step in processor_steps(folder, PREPROCESSOR)}
     overrides: dict[str, Any] = {}
     if "device_processor" in named:
         overrides["device_processor"] = {"device": device}
     if "tokenizer_processor" in named:
         wanted = options.tokenizer or options.vlm or named["tokenizer_processor"].get("tokenizer_name", "")
         overrides["tokenizer_processor"] = {"tokenizer_name": _inside(folder, wanted)}
-    elif options.tokenizer:
-        raise ConfigError(f"the checkpoint {folder.name!r} has no tokenizer (option 'tokenizer')")
     return overrides
-
-
-def _check_weights(folder: Path, policy: Any) -> None:
-    """Every parameter holds what the file says: some of LeRobot's loaders only print that they failed.
-
-    Raises:
-        CheckpointError: the file is corrupt, or a parameter is not in it, was not taken from it or is not finite.
-    """
-    state: Mapping[str, Tensor] = policy.state_dict()
-    known: set[tuple[int, torch.Size]] = set()
-    try:
-        with safe_open(str(folder / WEIGHTS), framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118  not a mapping
-                mine = state.get(name, state.get(f"model.{name}"))
-                if mine is None:
-                    continue
-                wanted = file.get_tensor(name)
-                if mine.shape != wanted.shape or not torch.equal(mine.cpu(), wanted.to(mine.dtype)):
-                    raise CheckpointError(f"{folder.name}/{WEIGHTS}: LeRobot did not take {name!r} from it")
-                if mine.is_floating_point() and not torch.isfinite(mine).all():
-                    raise CheckpointError(f"{folder.name}/{WEIGHTS}: {name!r} holds values that are not finite")
-                known.add((mine.data_ptr(), mine.shape))
-    except (SafetensorError, OSError) as e:
-        raise CheckpointError(f"{folder.name}/{WEIGHTS} is corrupt: {e}") from None
-    # Tied parameters are saved once: they share their storage with one that is in the file.
-    missing = [n for n, t in state.items() if t.numel() and (t.data_ptr(), t.shape) not in known]
-    if missing:
-        raise CheckpointError(f"{folder.name}/{WEIGHTS} lacks {len(missing)} tensors of the policy: {_some(missing)}")
-    if any(name.endswith("vqvae_model.discretized") and not bool(flag) for name, flag in state.items()):
-        raise CheckpointError(f"{folder.name!r}: VQ-BeT's codes were never trained (vqvae_model.discretized is false)")
-
-
-def _check_statistics(folder: Path, config: Any, family: Family, pre: Any, post: Any) -> None:
-    """Without them the normaliser is silently the identity.
-
-    Raises:
-        CheckpointError: a statistic of a normalised feature is missing, of another shape or not finite; all named.
-    """
-    from lerobot.configs import FeatureType
-    from lerobot.processor import NormalizerProcessorStep, UnnormalizerProcessorStep
-
-    problems: list[str] = []
-    covered: set[str] = set()
-    for step in (*pre.steps, *post.steps):
-        if not isinstance(step, (NormalizerProcessorStep, UnnormalizerProcessorStep)):
-            continue
-        actions = isinstance(step, UnnormalizerProcessorStep)
-        for name, feature in step.features.items():
-            if (feature.type is FeatureType.ACTION) is not actions:
-                continue  # observations on the way in, actions on the way out
-            covered.add(name)
-            problems += _problems(name, feature, step)
-    if family.plain:
-        for name, feature in {**config.input_features, **config.output_features}.items():
-            mode = config.normalization_mapping.get(feature.type.value, "IDENTITY")
-            if getattr(mode, "value", mode) != "IDENTITY" and name not in covered and ".empty_camera_" not in name:
-                problems.append(f"{name} is normalised by no step")
-    if problems:
-        raise CheckpointError(f"{folder.name!r} lacks statistics: {_some(problems, 8)}")
-
-
-def _problems(name: str, feature: Any, step: Any) -> Iterator[str]:
-    mode = step.norm_map.get(feature.type, "IDENTITY")
-    for statistic in _STATISTICS.get(getattr(mode, "value", mode), ()):
-        value = step._tensor_stats.get(name, {}).get(statistic)
-        if value is None:
-            yield f"{name}.{statistic} is missing"
-        elif not torch.isfinite(value).all():
-            yield f"{name}.{statistic} is not finite"
-        elif not _broadcasts(value.shape, feature.shape):
-            yield f"{name}.{statistic} has shape {list(value.shape)}, for a feature of {list(feature.shape)}"
-
-
-def _broadcasts(shape: Iterable[int], wanted: Iterable[int]) -> bool:
-    shape, wanted = tuple(shape), tuple(wanted)
-    try:
-        return tuple(torch.broadcast_shapes(shape, wanted)) == wanted
-    except RuntimeError:
-        return False
-
-
-def _some(names: list[str], most: int = 4) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 @contextlib.contextmanager

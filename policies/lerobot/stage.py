@@ -43,6 +43,7 @@ class LeRobotStage:
     """
 
     kind = StageKind.ACT
+    needs = ("lerobot",)  # imported when one is built
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class LeRobotStage:
         tokenizer: str = "",
         vlm: str = "",
     ) -> None:
-        self.loaded = load(checkpoint, device, Options(rtc, inference_steps, tokenizer, vlm))
+        self.loaded = load(checkpoint, device, Options(rtc, inference_steps, tokenizer, vlm, ensemble_decay))
         described, horizon = self.loaded.described, self.loaded.horizon
         self.revision = self.loaded.revision
         self._predictor = Predictor(self.loaded, rtc)

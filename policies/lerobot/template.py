@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from omni_loop.errors import ConfigError
@@ -10,8 +9,9 @@ from omni_loop.loop.pipeline import CLIENT, Edge, Pipeline, Plan, StageDef
 from omni_loop.messages import PayloadKind, Scalar
 from omni_loop.types import ArraySpec, Op, SessionSpec, StageKind
 
-from .checkpoint import Described, describe
+from .checkpoint import Described, check_tokenizer, describe, verify_here
 from .families import chunk_length, executed, family_of
+from .numbers import MOST_HZ, check_options
 
 _CONTROL_HZ = 10.0  # where nobody says
 
@@ -49,7 +49,13 @@ def lerobot(
     """
     described = describe(checkpoint)
     family = family_of(described.type)
+    folder = verify_here(checkpoint)
     horizon = chunk_length(described.type, described.settings)
+    check_options(
+        described.type, described.settings, ensemble_decay=ensemble_decay, inference_steps=inference_steps, vlm=vlm
+    )
+    if folder is not None:
+        check_tokenizer(folder, tokenizer)
     coefficient = described.settings.get("temporal_ensemble_coeff")
     if coefficient is not None:
         ensemble, ensemble_decay = True, float(coefficient)
@@ -103,5 +109,5 @@ def _problems(
         yield f"inference_delay must be 0..{horizon - 1}"
     if not 0 <= execution_horizon <= horizon:
         yield f"execution_horizon must be 1..{horizon}, or 0 for the checkpoint's"
-    if not 0 <= control_hz < math.inf:
-        yield "control_hz must be above 0, or 0 for the checkpoint's"
+    if not 0 <= control_hz <= MOST_HZ:
+        yield f"control_hz must be above 0 and at most {MOST_HZ:g}, or 0 for the checkpoint's"

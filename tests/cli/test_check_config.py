@@ -15,7 +15,7 @@ from omni_loop.cli import check, check_config
 from omni_loop.config import shipped
 from omni_loop.errors import CheckpointError, MissingExtra
 
-from .test_check import TOY, Act, toy  # noqa: F401  (a fixture)
+from .test_check import TOY, Act, act, toy  # noqa: F401  (a fixture)
 
 Check = Callable[[list[str], Console], bool]
 
@@ -116,6 +116,22 @@ def test_weights_that_are_not_here_are_said_and_the_rest_is_checked(write: Calla
     good, out = ran(check_config.check_config, [write(f"{lost}stage_options: {{toy-act: {{step: 3}}}}")])
     assert not good
     assert "takes no option 'step'" in out
+
+
+def test_an_extra_that_a_stage_needs_is_said_without_building_it(
+    monkeypatch: pytest.MonkeyPatch, write: Callable[[str], str]
+) -> None:
+    path = write("pipelines: [toy]")
+    monkeypatch.setattr(act, "needs", ("lerobot", "json"), raising=False)
+    monkeypatch.setattr(check_config, "find_spec", lambda module: None if module == "lerobot" else "found")
+    good, out = ran(check_config.check_config, [path])
+    assert good, out
+    assert "extra not here: packages of toy/act: lerobot (uv sync --extra lerobot)" in out
+    monkeypatch.setattr(check_config, "find_spec", lambda module: "found")
+    good, out = ran(check_config.check_config, [path])
+    assert good
+    assert "not here" not in out
+    assert "ok   packages of toy/act" in out
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,8 @@ def test_a_missing_extra_is_named(run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "omni_loop.cli.app", raising=False)
     ran = run("--help")
     assert ran.code == 2
-    assert ran.err == "error: needs the package typer, which is not installed: install omni-loop[serve]\n"
+    how = "install omni-loop[serve], or in a clone: uv sync --extra serve"
+    assert ran.err == f"error: needs the package typer, which is not installed: {how}\n"
 
 
 def test_a_command_that_cannot_be_loaded_does_not_hide_the_others(run) -> None:

@@ -30,6 +30,9 @@ print(sorted({"torch", "lerobot", "transformers", "huggingface_hub"} & set(sys.m
 
 def test_a_spec_is_read_without_heavy_libraries(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "model.safetensors").touch()
+    for name in ("policy_preprocessor.json", "policy_postprocessor.json"):
+        (tmp_path / name).write_text('{"steps": []}')
     done = subprocess.run(
         [sys.executable, "-c", LOOK, str(tmp_path)], capture_output=True, text=True, check=True, timeout=100
     )

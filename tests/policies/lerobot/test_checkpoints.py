@@ -265,7 +265,7 @@ class TestTheTemplate:
         import huggingface_hub.constants
 
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-        with pytest.raises(CheckpointError, match="the hub did not give it"):
+        with pytest.raises(CheckpointError, match=r"the hub is not reachable$"):
             lerobot("mine", "nobody/nothing-of-this-name")
 
     def test_an_unknown_option_is_named(self, checkpoints: Checkpoints) -> None:
