@@ -48,7 +48,7 @@ def check_graphs(deployment: Deployment, steps: Steps) -> None:
     for full, stage in stages.items():
         steps.step(
             f"options of {full}",
-            partial(registry.factory, registry.STAGES, stage.factory, options_of(stage, deployment)),
+            partial(check_factory, stage.factory, options_of(stage, deployment)),
         )
     if whole:
         steps.step("stage options", lambda: check_options(deployment, stages.values()))
@@ -90,6 +90,13 @@ def placed(deployment: Deployment, stages: Iterable[str]) -> dict[str, str]:
     if idle := [runner.name for runner in deployment.runners if runner.name not in found.values()]:
         raise ConfigError(f"runner {idle[0]!r} has no stage left to run; leave it out")
     return found
+
+
+def check_factory(factory: str, options: Mapping[str, Scalar]) -> None:
+    """Options of the right names and types; a factory that knows more of them says so in ``check_options``."""
+    found = registry.factory(registry.STAGES, factory, options)
+    if check := getattr(found, "check_options", None):
+        check(**options)
 
 
 def options_of(stage: StageDef, deployment: Deployment, device: str = "cpu") -> dict[str, Scalar]:

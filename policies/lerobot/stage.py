@@ -12,14 +12,15 @@ from torch import Tensor
 
 from omni_loop.connect.base import as_numpy
 from omni_loop.errors import InvalidInput, TensorError, nearest
-from omni_loop.messages import PayloadKind
+from omni_loop.messages import PayloadKind, Scalar
 from omni_loop.stage import Outputs, Payload, RingSpec, StageItem, StateSpec, TensorSpec, in_one
 from omni_loop.types import StageKind
 
-from .checkpoint import Feature
+from .checkpoint import Feature, describe
 from .chunks import Continued, Ensemble
 from .families import History
 from .load import Options, load
+from .numbers import check_options
 from .predict import Predicted, Predictor, Row
 
 _PLAN = "plan"
@@ -66,6 +67,14 @@ class LeRobotStage:
         self._continued = Continued(horizon, width) if rtc else None
         self._plan_shape = (int(described.settings.get("horizon", 1)), described.action_dim)
         self._seen = described.n_obs_steps if self.loaded.family.history is not History.NONE else 1
+
+    @staticmethod
+    def check_options(
+        checkpoint: str, ensemble_decay: float = 0.01, inference_steps: int = 0, vlm: str = "", **_: Scalar
+    ) -> None:
+        """What is wrong with options without loading anything: ConfigError; raises as :func:`.checkpoint.describe`."""
+        said = describe(checkpoint)
+        check_options(said.type, said.settings, ensemble_decay=ensemble_decay, inference_steps=inference_steps, vlm=vlm)
 
     def state_specs(self) -> Mapping[str, StateSpec]:
         specs: dict[str, StateSpec] = {}

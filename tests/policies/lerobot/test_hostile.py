@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -9,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 
+from omni_loop.cli.check_config import check_config
 from omni_loop.errors import CheckpointError, ConfigError
 from omni_loop_policies.lerobot.load import load
 from omni_loop_policies.lerobot.stage import LeRobotStage
@@ -129,6 +132,14 @@ class TestOptions:
             lerobot("mine", folder, inference_steps=steps)
         with pytest.raises(ConfigError, match="inference_steps"):
             LeRobotStage(folder, inference_steps=steps)
+
+    def test_options_of_the_stage_are_checked_before_a_start(self, tmp_path: Path) -> None:
+        """As ``check config`` does, which loads nothing."""
+        file, out = tmp_path / "mine.yaml", io.StringIO()
+        named = "pipelines: [{name: mine, template: lerobot, options: {checkpoint: fetch-act}}]\n"
+        file.write_text(named + "stage_options: {lerobot: {inference_steps: -3}}")
+        assert not check_config([str(file)], Console(file=out, width=400))
+        assert "bad  options of mine/act: inference_steps is -3" in out.getvalue()
 
     @pytest.mark.parametrize("decay", [NAN, INF, -5.0])
     def test_a_decay_without_a_mean(self, folder: Path, decay: float) -> None:
