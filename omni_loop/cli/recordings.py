@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json as json_
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -71,13 +72,7 @@ def replay(
         report = run(client, read, wanted, tolerance=tolerance, pixels=pixels, on_tick=on_tick)
     if json is not None:
         json.write_text(json_.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
-    console.print(_table(report))
-    verdict = "[green]exact[/]" if report.exact else "[bold red]not exact[/]"
-    within = f" within {tolerance:g}, {pixels:g} grey levels" if tolerance or pixels else ""
-    console.print(f"{report.ticks} ticks replayed, {report.differing} differ: {verdict}{within}", highlight=False)
-    if not report.exact and Report(report.episodes, tolerance, max(pixels, 1.0), report.missing).exact:
-        text = "frames differ by one grey level at most, as those of shared batches may: --pixels 1 allows it"
-        console.print(text, markup=False, highlight=False)
+    say_report(report, console)
     if not report.exact or read.broken:
         raise typer.Exit(1)
 
@@ -170,6 +165,18 @@ def _server(address: str, named: str, recorded: dict[str, Any], console: Console
         yield server.address
     finally:
         server.stop()
+
+
+def say_report(report: Report, console: Console) -> None:
+    """A table of the episodes, the verdict, and what would allow for a rounding."""
+    console.print(_table(report))
+    verdict = "[green]exact[/]" if report.exact else "[bold red]not exact[/]"
+    tolerance, pixels = report.tolerance, report.pixels
+    within = f" within {tolerance:g}, {pixels:g} grey levels" if tolerance or pixels else ""
+    console.print(f"{report.ticks} ticks replayed, {report.differing} differ: {verdict}{within}", highlight=False)
+    if not report.exact and replace(report, pixels=max(pixels, 1.0)).exact:
+        text = "frames differ by one grey level at most, as those of shared batches may: --pixels 1 allows it"
+        console.print(text, markup=False, highlight=False)
 
 
 def _table(report: Report) -> Table:

@@ -194,8 +194,8 @@ class Recorder:
         except Exception as error:
             _log.exception("the recorder failed")
             trouble = type(error).__name__
-        if not self._stopped and not (self.run / layout.RUN).exists():
-            trouble = self._mend_run() or trouble
+        if not (self.run / layout.RUN).exists():  # when it stops, nothing is mended, nor well again
+            trouble = (self._trouble if self._stopped else self._mend_run()) or trouble
         trouble = trouble or ("episodes wait to be sealed" if self._lines.unsealed else "")
         if trouble and not self._trouble:
             _log.error("recording is degraded: %s", trouble)

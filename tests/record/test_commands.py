@@ -6,23 +6,28 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from omni_loop.cli.app import app
+from omni_loop.cli.recordings import say_report
 from omni_loop.client import connect
 from omni_loop.config import RecordConfig
 from omni_loop.errors import ConfigError, InvalidInput, UnknownName
+from omni_loop.record.differences import Difference, EpisodeReport, Report
 from omni_loop.record.outcomes import Outcomes
 from omni_loop.record.reader import Recording, RecordingError
 from omni_loop.serve.health import RECORDER
 from omni_loop.testing.rows.bed import row
 from omni_loop.testing.rows.toys import DIM, NAME
+from omni_loop.types import ArraySpec, Op
 from omni_loop_sim_eval.recorded import render, view_command
 
 from .served import deployment, registered, served
@@ -69,6 +74,27 @@ def test_replay_says_that_it_is_exact(recorded: Path, tmp_path: Path) -> None:
     assert (report["exact"], report["ticks"], report["episodes"][0]["worst"]["frames"]) == (True, 3, 0.0)
 
 
+def test_help_of_replay_is_prose() -> None:
+    help_ = " ".join(_call("replay", "--help").output.split())
+    assert "else it is 1. Noise is a function of the recorded seeds" in help_
+
+
+def test_the_table_of_a_replay_says_numbers_units_and_what_allows_a_grey_level() -> None:
+    ticks = [Difference(1, Op.INFER, 0, chunk=0.25, frames=1.0)]
+    report = Report([EpisodeReport("name", "s1", 1, ticks, index=7, unit="m")], 0.5, 0.0)
+    console = Console(record=True, width=200)
+    say_report(report, console)
+    head, first, *rest = console.export_text().splitlines()
+    assert re.split(r"\s{2,}", head.strip())[:7] == [
+        *("no.", "episode", "ticks", "differ", "chunk (m)", "frames (grey levels)", "progress")
+    ]
+    assert first.split()[:7] == ["7", "name", "1/1", "1", "0.25", "1", "–"]
+    assert "1 ticks replayed, 1 differ: not exact" in rest[0]
+    assert "--pixels 1 allows it" in rest[1]
+    say_report(Report(report.episodes, 0.0, 0.0), console)  # the chunk differs too
+    assert "--pixels" not in console.export_text()
+
+
 def test_replay_on_a_server_that_is_gone_is_not_exact(recorded: Path) -> None:
     with served(deployment()) as address:
         pass
@@ -107,12 +133,17 @@ def test_export_refuses_what_it_cannot_write(recorded: Path, tmp_path: Path) -> 
 def test_view_writes_a_page_that_needs_nothing_else(recorded: Path, tmp_path: Path) -> None:
     view_command(recorded, "0", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
+    assert "episode 0</h1>" in page
+    for text in ("Outcome", "nobody said how it ended", ">closed</td>"):
+        assert text in page
     for text in ("Executed actions", "Progress", "rewind", "data:image/png;base64,", "seq 2: steps 2 to 3"):
         assert text in page
     assert not re.search(r"(src|href)=[\"']?(https?:)?//", page)
     two = tmp_path / "two"
     for run in ("a", "b"):
         shutil.copytree(next(recorded.iterdir()), two / run)
+    view_command(two, "1", tmp_path / "page.html")  # the number that was asked for, not that in its session
+    assert "episode 1</h1>" in (tmp_path / "page.html").read_text()
     with pytest.raises(InvalidInput, match="one page shows one"):
         view_command(two, "0-1", tmp_path / "page.html")
 
@@ -137,5 +168,9 @@ def test_a_recorder_without_room_is_not_serving_and_the_server_is(toy: None, tmp
 def test_an_episode_without_images_is_shown(recorded: Path) -> None:
     (episode,) = Recording(recorded)
     page = render(episode, Outcomes({episode.session: {"success": True}}))
-    assert "succeeded" in page
+    assert "<b>succeeded</b>" in page
     assert "<video" not in page
+    assert "Not drawn" not in page
+    wide = replace(episode.spec, observations=(ArraySpec("depth", "float32", (4, 9)),))
+    page = render(replace(episode, spec=wide, keys=("depth",), kept=("depth",)), Outcomes({}))
+    assert "Not drawn: depth (float32 4×9)" in page

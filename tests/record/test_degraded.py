@@ -119,6 +119,8 @@ def test_a_disk_that_stays_full_leaves_a_readable_prefix(tmp_path: Path) -> None
     recorder.stop()
     assert _seqs(recorder) == list(range(1, CHUNK + 1))
     assert (recorder.counts.written, recorder.counts.lost) == (CHUNK, CHUNK)
+    (episode,) = Recording(recorder.run)
+    assert (episode.complete, episode.ended) == (False, False)  # its last part was given up
 
 
 def test_a_folder_that_vanishes_is_made_again(tmp_path: Path) -> None:
@@ -181,6 +183,23 @@ def test_max_bytes_ends_recording_until_there_is_room(tmp_path: Path, monkeypatc
     recorder.stop()
     assert _seqs(recorder) == list(range(CHUNK + 1, 2 * CHUNK + 1))
     _balanced(recorder)
+
+
+def test_a_folder_that_a_file_took_the_place_of_degrades_to_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = Listener(tmp_path / "record")
+    _open(recorder)
+    _tell(recorder, CHUNK)
+    _settled(recorder)
+    shutil.rmtree(tmp_path / "record")
+    (tmp_path / "record").write_text("x")
+    _tell(recorder, CHUNK)
+    recorder.stop()
+    said = [r for r in caplog.records if r.name == "omni_loop.record.recorder"]
+    assert [(r.levelno, r.exc_info) for r in said] == [(logging.ERROR, None)]
+    assert "recording is degraded" in said[0].getMessage()
+    assert (recorder.counts.lost, recorder.healthy()) == (2 * CHUNK, False)
 
 
 def test_a_bug_of_the_recorder_costs_its_tick_and_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
