@@ -185,13 +185,12 @@ class ImaginedVectorEnv(VectorEnv[NDArray[np.uint8], NDArray[np.float32], NDArra
                 raise error
         return [None if f is None else f.result() for f in futures]
 
-    def _seeds(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
+    def _seeds(self, seed: Any) -> list[int | None]:
         if seed is None:
             return [None] * self.num_envs
         if np.ndim(seed) == 0:
             first = whole("seed", seed, 0)
             return [first + i for i in range(self.num_envs)]
-        assert not isinstance(seed, int)
         if len(seed) != self.num_envs:
             raise InvalidInput(f"{len(seed)} seeds for {self.num_envs} envs")
         return list(seed)
