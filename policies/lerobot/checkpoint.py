@@ -185,9 +185,14 @@ def shipped() -> list[str]:
 
 def _here(checkpoint: str) -> Path | None:
     """The folder on this machine; None: it can only be a hub's."""
-    path = Path(checkpoint).expanduser()
-    if path.is_dir():
-        return path
+    try:
+        path = Path(checkpoint).expanduser()
+        if path.is_dir():
+            return path
+    except (OSError, RuntimeError) as e:  # a name longer than any file's; nobody's home
+        reason = e.strerror if isinstance(e, OSError) else "no such user"
+        shown = checkpoint if len(checkpoint) <= 100 else f"{checkpoint[:100]}..."
+        raise CheckpointError(f"no LeRobot checkpoint at {shown!r}: {reason}") from None
     if "/" not in checkpoint and checkpoint in shipped():
         return SHIPPED / checkpoint
     if _HUB_ID.fullmatch(checkpoint):

@@ -15,7 +15,7 @@ from omni_loop import registry
 from omni_loop.config import PipelineConfig, load_deployment
 from omni_loop.errors import CheckpointError, ConfigError, Unsupported
 from omni_loop.loop.pipeline import load_pipeline
-from omni_loop_policies.lerobot.checkpoint import revision
+from omni_loop_policies.lerobot.checkpoint import locate, revision
 from omni_loop_policies.lerobot.families import FAMILIES, REFUSED
 from omni_loop_policies.lerobot.load import Options, load
 from omni_loop_policies.lerobot.stage import LeRobotStage
@@ -52,6 +52,15 @@ def refused(folder: Path, *words: str) -> None:
     for word in words:
         assert word in error.value.text, error.value.text
     assert str(folder.parent) not in error.value.text  # a path is nobody's business
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "named"),
+    [("~nosuchuser/x", "'~nosuchuser/x': no such user"), ("x" * 5000, r"'x{100}\.\.\.': File name too long")],
+)
+def test_paths_that_cannot_be(checkpoint: str, named: str) -> None:
+    with pytest.raises(CheckpointError, match=named):
+        locate(checkpoint)
 
 
 def test_a_missing_statistic_is_named(folder: Path) -> None:
