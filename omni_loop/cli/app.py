@@ -93,10 +93,7 @@ def serve(
         str, typer.Argument(help="Name of a shipped deployment (see **check**) or path of a YAML file.")
     ] = "pusht",
     port: Annotated[
-        int | None,
-        typer.Option(
-            min=0, max=65535, help="Instead of the deployment's port; 0 takes any free one.", show_default=False
-        ),
+        int | None, typer.Option(help="Instead of the deployment's port; 0 takes any free one.", show_default=False)
     ] = None,
     host: Annotated[
         str | None, typer.Option(help="Instead of the deployment's host; loopback only.", show_default=False)

@@ -61,7 +61,10 @@ def test_every_command_has_help(run, command: str) -> None:
     ("arguments", "text"),
     [
         (["serve", "psht"], "no shipped deployment is called 'psht'. Did you mean 'pusht'?"),
-        (["serve", "pusht", "--port", "70000"], "port: Input should be less than or equal to 65535"),
+        (
+            ["serve", "pusht", "--port", "70000"],
+            "error: the command line: port: Input should be less than or equal to 65535",
+        ),
         (["serve", "pusht", "--host", "0.0.0.0"], "not a loopback address"),
         (["serve", "nowhere/x.yaml"], "cannot read nowhere/x.yaml"),
         (["train", "codek"], "no part is called 'codek'. Did you mean 'codec'?"),
