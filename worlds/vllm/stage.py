@@ -46,6 +46,7 @@ class VllmContextStage:
     (:class:`~.engine.EngineOptions`)."""
 
     kind = StageKind.CONTEXT
+    needs = ("vllm",)  # imported when one is built
 
     def __init__(
         self,
