@@ -1,21 +1,21 @@
-"""Deployments and every other YAML file of this project: strict models, errors that name the nearest key.
-
-A deployment says how registered pipelines run. It cannot make an unregistered model work.
-"""
+"""Deployments: how registered pipelines run. They cannot make an unregistered model work."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Hashable, Iterable, Mapping
-from importlib import resources
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from .errors import ConfigError, UnknownName, nearest
+from .errors import ConfigError, nearest
 from .messages import Scalar
+from .strict import Section as Section
+from .strict import load as load
+from .strict import location as location
+from .strict import parse as parse
+from .strict import shipped as shipped
+from .strict import validate as validate
 from .texts import NAME, Folder, check_text, short
 
 Port = Annotated[int, Field(ge=0, le=65535)]

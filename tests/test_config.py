@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from omni_loop import config, registry
+from omni_loop import registry, strict
 from omni_loop.config import Deployment, Limits, RunnerConfig, load_deployment, parse, shipped, validate
 from omni_loop.errors import ConfigError, OmniLoopError, UnknownName
 from omni_loop.wire.limits import Limits as WireLimits
@@ -119,7 +119,7 @@ def bomb(levels: int, wide: int) -> str:
 
 @pytest.mark.parametrize(("levels", "wide"), [(9, 10), (60, 2), (2, 200), (1, 10_000)])
 def test_aliases_that_multiply_are_refused_by_the_line(levels: int, wide: int) -> None:
-    with pytest.raises(ConfigError, match=rf"^f: more than {config.MAX_NODES} values.* \(line \d+\)"):
+    with pytest.raises(ConfigError, match=rf"^f: more than {strict.MAX_NODES} values.* \(line \d+\)"):
         parse(bomb(levels, wide), "f")
 
 
@@ -127,13 +127,13 @@ def test_aliases_that_multiply_are_refused_by_the_line(levels: int, wide: int) -
     "text", ["a: {k: &m {x: 1}, " + ", ".join(f"k{i}: *m" for i in range(4000)) + "}", "a: [" + "1," * 10_001 + "]"]
 )
 def test_more_values_than_any_file_has(text: str) -> None:
-    with pytest.raises(ConfigError, match=f"^f: more than {config.MAX_NODES} values"):
+    with pytest.raises(ConfigError, match=f"^f: more than {strict.MAX_NODES} values"):
         parse(text, "f")
 
 
 def test_a_text_longer_than_any_file_is_not_read() -> None:
-    with pytest.raises(ConfigError, match=f"^f: {config.MAX_TEXT + 1} characters; at most {config.MAX_TEXT} are read"):
-        parse("#" * (config.MAX_TEXT + 1), "f")
+    with pytest.raises(ConfigError, match=f"^f: {strict.MAX_TEXT + 1} characters; at most {strict.MAX_TEXT} are read"):
+        parse("#" * (strict.MAX_TEXT + 1), "f")
 
 
 @pytest.mark.parametrize("text", ["a: &a [*a]", "a: &a {b: [*a]}", "a: &a {*a : 1}"])
@@ -215,7 +215,7 @@ def test_limits_are_those_of_the_wire() -> None:
 
 @pytest.mark.parametrize("folder", ["serve", "eval", "train"])
 def test_every_kind_of_file_has_shipped_ones(folder: str) -> None:
-    assert config.shipped(folder)
+    assert shipped(folder)
 
 
 def test_errors_are_typed() -> None:
