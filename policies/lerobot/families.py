@@ -15,6 +15,13 @@ from typing import Any
 from omni_loop.errors import CheckpointError, Unsupported, nearest
 
 LEROBOT = "0.6.1"
+# What each way of normalising needs to know of a feature.
+STATISTICS = {
+    "MEAN_STD": ("mean", "std"),
+    "MIN_MAX": ("min", "max"),
+    "QUANTILES": ("q01", "q99"),
+    "QUANTILE10": ("q10", "q90"),
+}
 
 
 class History(Enum):

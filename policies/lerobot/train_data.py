@@ -18,13 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from omni_loop.config import location
 from omni_loop.errors import ConfigError
 
-# What each of LeRobot's ways of normalising needs to know of a feature.
-_STATISTICS = {
-    "MEAN_STD": ("mean", "std"),
-    "MIN_MAX": ("min", "max"),
-    "QUANTILES": ("q01", "q99"),
-    "QUANTILE10": ("q10", "q90"),
-}
+from .families import STATISTICS
+
 _PICTURES = ("image", "video")
 _EPISODES = ("episode_index", "data/chunk_index", "data/file_index", "dataset_from_index", "dataset_to_index", "tasks")
 
@@ -186,7 +181,7 @@ def check_statistics(data: Path, policy: Any) -> None:
     for name, feature in {**policy.input_features, **policy.output_features}.items():
         mode = policy.normalization_mapping.get(feature.type.value, "IDENTITY")
         known = stats.get(name) if isinstance(stats, dict) else None
-        for statistic in _STATISTICS.get(getattr(mode, "value", mode), ()):
+        for statistic in STATISTICS.get(getattr(mode, "value", mode), ()):
             value = known.get(statistic) if isinstance(known, dict) else None
             if problem := _problem(value, tuple(feature.shape)):
                 wrong.append(f"{name}.{statistic} {problem}")

@@ -14,15 +14,8 @@ from torch import Tensor
 from omni_loop.errors import CheckpointError
 
 from .checkpoint import BLANK, POSTPROCESSOR, PREPROCESSOR, WEIGHTS
-from .families import Family
+from .families import STATISTICS, Family
 
-# What each way of normalising needs to know of a feature.
-_STATISTICS = {
-    "MEAN_STD": ("mean", "std"),
-    "MIN_MAX": ("min", "max"),
-    "QUANTILES": ("q01", "q99"),
-    "QUANTILE10": ("q10", "q90"),
-}
 _MOST_EPS = 1e-2
 # Tensors of a file that no policy of today has and none misses: LeRobot's normalisers of before 0.4, which are
 # processors now, and tables that transformers computes by itself.
@@ -147,7 +140,7 @@ def _mode(step: Any, name: str) -> str:
 def _step_problems(step: Any, actions: bool) -> Iterator[str]:
     """Statistics of one step: of observations on the way in, of actions on the way out."""
     for name, feature in step.features.items():
-        if (_value(feature.type) == "ACTION") is actions and (mode := _mode(step, name)) in _STATISTICS:
+        if (_value(feature.type) == "ACTION") is actions and (mode := _mode(step, name)) in STATISTICS:
             yield from _problems(name, feature, mode, step)
     if not 0 <= step.eps <= _MOST_EPS:
         yield f"eps is {step.eps:g}; it must be 0 to {_MOST_EPS:g}"
@@ -155,7 +148,7 @@ def _step_problems(step: Any, actions: bool) -> Iterator[str]:
 
 def _problems(name: str, feature: Any, mode: str, step: Any) -> Iterator[str]:
     found: list[Tensor] = []
-    for statistic in _STATISTICS[mode]:
+    for statistic in STATISTICS[mode]:
         value = step._tensor_stats.get(name, {}).get(statistic)
         if value is None:
             yield f"{name}.{statistic} is missing"
@@ -178,7 +171,7 @@ def _shapes(feature: Any) -> set[tuple[int, ...]]:
 def _spread(name: str, mode: str, first: Tensor, second: Tensor) -> Iterator[str]:
     """No spread is negative, and not all are zero. A zero among others is data's own: a joint that never moved."""
     spread = second if mode == "MEAN_STD" else second - first
-    low, high = _STATISTICS[mode]
+    low, high = STATISTICS[mode]
     said = f"{name}.{high}" if mode == "MEAN_STD" else f"{name}.{high} - {name}.{low}"
     if bool((spread < 0).any()):
         yield f"{said} is negative"
