@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
+from .endpoints import AccessConfig, Endpoints, is_loopback
 from .errors import ConfigError, nearest
 from .messages import Scalar
 from .strict import Section as Section
@@ -25,7 +26,6 @@ Seconds = Annotated[float, Field(gt=0, le=365 * 86_400, allow_inf_nan=False)]
 Int32 = Annotated[int, Field(ge=1, le=(1 << 31) - 1)]
 Int64 = Annotated[int, Field(ge=1, le=(1 << 63) - 1)]
 Some = Annotated[int, Field(ge=1, le=1 << 16)]  # of things each of which takes memory
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _MIB = 1 << 20
 
 
@@ -34,14 +34,6 @@ class Listen(Section):
 
     host: str = "127.0.0.1"
     port: Port = 50051
-
-    @field_validator("host")
-    @classmethod
-    def _loopback_only(cls, host: str) -> str:
-        # Anything else needs a token or TLS, which this version does not have yet.
-        if host not in _LOOPBACK:
-            raise ValueError(f"{host!r} is not a loopback address; this version serves {', '.join(_LOOPBACK)} only")
-        return host
 
 
 class RunnerConfig(Section):
@@ -89,8 +81,12 @@ class Limits(Section):
 class SessionConfig(Section):
     """How long a silent session is kept, and how many ticks it may have waiting."""
 
-    idle_ttl_s: Seconds = 600.0
+    idle_ttl_s: Seconds = 600.0  # without a call
+    grace_s: Seconds = 60.0  # after its stream was lost
     max_waiting: Some = 4
+    replies: Annotated[int, Field(ge=1, le=1024)] = 8  # last answers kept for a client that attaches again
+    max_in_flight: Annotated[int, Field(ge=1, le=1024)] = 4  # requests of a stream that may be unanswered
+    outbox_bytes: Int64 = 8 * _MIB  # that may wait for a client that does not read
     rewind_ticks: Annotated[int, Field(ge=0, le=1024)] = 8  # states kept to go back to; the first to make room
     log_bytes: Annotated[int, Field(ge=0, le=(1 << 63) - 1)] = 8 * _MIB  # of requests, to rebuild evicted state from
 
@@ -100,6 +96,10 @@ class SnapshotConfig(Section):
 
     folder: Folder | None = None
     max_bytes: Int64 = 4096 * _MIB  # of all snapshots together
+    # Sessions outlive the server: each is written when the server stops, and after so many ticks (0: not). A client
+    # that attaches with its id and token to a server with the same folder goes on from there.
+    on_stop: bool = False
+    every_ticks: Annotated[int, Field(ge=0)] = 0
 
 
 class RecordConfig(Section):
@@ -158,6 +158,8 @@ class Deployment(Section):
     session: SessionConfig = SessionConfig()
     snapshots: SnapshotConfig = SnapshotConfig()
     record: RecordConfig = RecordConfig()
+    access: AccessConfig = AccessConfig()
+    endpoints: Endpoints = Endpoints()
     stage_options: Mapping[str, Mapping[str, Scalar]] = Field(default_factory=dict)
     # Connectors by "pipeline/source.output>target.input", or a pattern of it with "*"; else that of the runners.
     edges: Mapping[str, Literal["local", "shm"]] = Field(default_factory=dict)
@@ -179,6 +181,16 @@ class Deployment(Section):
                 raise ValueError(f"{what}s: at least one must be named")
             if twice := sorted({name for name in given if list(given).count(name) > 1}):
                 raise ValueError(f"{what} {twice[0]!r} is named twice")
+        return self
+
+    @model_validator(mode="after")
+    def _public_binds_are_protected(self) -> Deployment:
+        binds = {"listen": self.listen, "openpi": self.endpoints.openpi, "lerobot": self.endpoints.lerobot}
+        for what, bind in binds.items():
+            if bind is not None and not is_loopback(bind.host) and not self.access.protected:
+                raise ValueError(
+                    f"{what}: others can reach {bind.host!r}; give access.tokens or access.tls, or listen on 127.0.0.1"
+                )
         return self
 
     @property

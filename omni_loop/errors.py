@@ -59,6 +59,9 @@ class Reason(StrEnum):
     CANCELLED = "cancelled"
     DRAINING = "draining"
     BAD_TOKEN = "bad_token"
+    FENCED = "fenced"  # a newer stream has attached
+    SUPERSEDED = "superseded"
+    QUOTA = "quota"  # of one principal
 
 
 class OmniLoopError(Exception):

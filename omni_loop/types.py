@@ -114,6 +114,10 @@ class Observation:
     frames: int = 0  # how many predicted frames the client wants besides (0: none)
     deadline_ms: float = 0.0  # 0: none
     previews: bool = False  # parts of these frames as they are made
+    supersede: bool = False  # observations that wait and have not begun are replaced by this one
+    # Real-time chunking: the last control step whose action will have been executed when the answer is there. Rows up
+    # to it repeat the chunk before, those after it join it without a jump. None: the chunk is made afresh.
+    executed_through: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +136,11 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class ActionChunk:
-    """``actions float32[horizon, action_dim]``; the first is for control step ``first_step``."""
+    """``actions float32[horizon, action_dim]``; the first is for control step ``first_step``.
+
+    ``frozen`` rows at the front repeat the chunk before; ``joined`` says how the rest joins it: "" (nothing was
+    frozen), "inpainted" (guided by it) or "overlap" (the policy cannot be guided: they may jump).
+    """
 
     seq: int
     first_step: int
@@ -140,6 +148,8 @@ class ActionChunk:
     epoch: int
     policy_revision: str = ""
     timings: Timings = Timings()
+    frozen: int = 0
+    joined: str = ""
 
 
 @dataclass(frozen=True, slots=True)

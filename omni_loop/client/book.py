@@ -134,6 +134,8 @@ class Book:
         frames: int = 0,
         deadline_ms: float = 0.0,
         captured_ns: int = 0,
+        supersede: bool = False,
+        executed_through: int | None = None,
     ) -> pb.Observation:
         message = pb.Observation(
             step=whole("step", step, MAX_COUNT),
@@ -142,7 +144,10 @@ class Book:
             captured_ns=whole("captured_ns", captured_ns, UINT64),
             frames=whole("frames", frames, UINT32),
             deadline_ms=duration("deadline_ms", deadline_ms),
+            supersede=supersede,
         )
+        if executed_through is not None:
+            message.executed_through = executed_through
         message.seq = self._next()  # last: a refused observation uses no seq
         return message
 

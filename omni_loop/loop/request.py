@@ -39,7 +39,9 @@ class TickRequest:
     INFER: the first ``step - previous step`` rows of the session's last chunk.
     ``actions float32[n, action_dim]``: PREDICT with the client's actions; else ``steps`` imagined ones.
     ``frames``: predicted frames wanted besides an INFER's chunk. ``previews``: parts of the frames are wanted while
-    they are made. ``deadline_ms``: from arrival; 0: none.
+    they are made. ``deadline_ms``: from arrival; 0: none. ``supersede``: INFERs of the session that wait and have not
+    begun are answered as superseded. ``executed_through``: INFER: the last control step whose action of the chunk
+    before will have been executed when the answer is there; see :class:`~omni_loop.types.Observation`.
     """
 
     session: str
@@ -55,6 +57,8 @@ class TickRequest:
     deadline_ms: float = 0.0
     plan: PlanRequest | None = None
     previews: bool = False
+    supersede: bool = False
+    executed_through: int | None = None
     spent_ms: float = 0.0  # since the request's bytes came: counted into the answer's timings
 
 

@@ -127,7 +127,8 @@ async def _start_orchestrator(deployment: Deployment) -> Orchestrator:
 
 
 def _limits(deployment: Deployment) -> Limits:
-    return Limits(**{name: getattr(deployment.limits, name) for name in Limits.__slots__})
+    of_both = {**deployment.session.model_dump(), **deployment.limits.model_dump(), "min_ping_s": MIN_PING_MS / 1e3}
+    return Limits(**{name: of_both[name] for name in Limits.__slots__})
 
 
 def _options(limits: Limits) -> list[tuple[str, int]]:

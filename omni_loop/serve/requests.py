@@ -105,6 +105,8 @@ def _infer(info: SessionInfo, message: pb.Observation, limits: codec.Limits, beg
         frames=observation.frames,
         deadline_ms=observation.deadline_ms,
         previews=observation.previews,
+        supersede=observation.supersede,
+        executed_through=observation.executed_through,
         spent_ms=_since(began),
     )
 

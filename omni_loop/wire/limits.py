@@ -29,6 +29,14 @@ class Limits:
     max_image_pixels: int = 4 * MIB  # height * width of one PNG or JPEG
     max_prompt_bytes: int = 4096  # UTF-8
     max_sessions: int = 64
+    # Of sessions and their streams; see SessionConfig.
+    max_waiting: int = 4
+    idle_ttl_s: float = 600.0
+    grace_s: float = 60.0
+    replies: int = 8
+    min_ping_s: float = 10.0
+    max_in_flight: int = 4
+    outbox_bytes: int = 8 * MIB
 
     def check_message(self, nbytes: int) -> None:
         """Raises :class:`InvalidInput` (too large)."""

@@ -98,7 +98,7 @@ class SessionSpec(_message.Message):
     def __init__(self, pipeline: _Optional[str] = ..., observations: _Optional[_Iterable[_Union[ArraySpec, _Mapping]]] = ..., action: _Optional[_Union[ArraySpec, _Mapping]] = ..., horizon: _Optional[int] = ..., execution_horizon: _Optional[int] = ..., control_hz: _Optional[float] = ..., ops: _Optional[_Iterable[str]] = ..., frame: _Optional[_Union[ArraySpec, _Mapping]] = ..., max_predict: _Optional[int] = ..., prompt: bool = ..., normalisation: _Optional[str] = ..., description: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("max_message_bytes", "max_tensor_bytes", "max_tensors", "max_rank", "max_image_pixels", "max_prompt_bytes", "max_sessions")
+    __slots__ = ("max_message_bytes", "max_tensor_bytes", "max_tensors", "max_rank", "max_image_pixels", "max_prompt_bytes", "max_sessions", "max_waiting", "idle_ttl_s", "grace_s", "replies", "min_ping_s", "max_in_flight", "outbox_bytes")
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_TENSOR_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_TENSORS_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +106,13 @@ class Limits(_message.Message):
     MAX_IMAGE_PIXELS_FIELD_NUMBER: _ClassVar[int]
     MAX_PROMPT_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAITING_FIELD_NUMBER: _ClassVar[int]
+    IDLE_TTL_S_FIELD_NUMBER: _ClassVar[int]
+    GRACE_S_FIELD_NUMBER: _ClassVar[int]
+    REPLIES_FIELD_NUMBER: _ClassVar[int]
+    MIN_PING_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    OUTBOX_BYTES_FIELD_NUMBER: _ClassVar[int]
     max_message_bytes: int
     max_tensor_bytes: int
     max_tensors: int
@@ -113,7 +120,14 @@ class Limits(_message.Message):
     max_image_pixels: int
     max_prompt_bytes: int
     max_sessions: int
-    def __init__(self, max_message_bytes: _Optional[int] = ..., max_tensor_bytes: _Optional[int] = ..., max_tensors: _Optional[int] = ..., max_rank: _Optional[int] = ..., max_image_pixels: _Optional[int] = ..., max_prompt_bytes: _Optional[int] = ..., max_sessions: _Optional[int] = ...) -> None: ...
+    max_waiting: int
+    idle_ttl_s: float
+    grace_s: float
+    replies: int
+    min_ping_s: float
+    max_in_flight: int
+    outbox_bytes: int
+    def __init__(self, max_message_bytes: _Optional[int] = ..., max_tensor_bytes: _Optional[int] = ..., max_tensors: _Optional[int] = ..., max_rank: _Optional[int] = ..., max_image_pixels: _Optional[int] = ..., max_prompt_bytes: _Optional[int] = ..., max_sessions: _Optional[int] = ..., max_waiting: _Optional[int] = ..., idle_ttl_s: _Optional[float] = ..., grace_s: _Optional[float] = ..., replies: _Optional[int] = ..., min_ping_s: _Optional[float] = ..., max_in_flight: _Optional[int] = ..., outbox_bytes: _Optional[int] = ...) -> None: ...
 
 class GetServerInfoRequest(_message.Message):
     __slots__ = ()
@@ -185,7 +199,7 @@ class SessionRef(_message.Message):
     def __init__(self, session: _Optional[str] = ..., resume_token: _Optional[str] = ...) -> None: ...
 
 class Observation(_message.Message):
-    __slots__ = ("seq", "step", "arrays", "executed", "captured_ns", "frames", "deadline_ms", "previews")
+    __slots__ = ("seq", "step", "arrays", "executed", "captured_ns", "frames", "deadline_ms", "previews", "supersede", "executed_through")
     class ArraysEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -201,6 +215,8 @@ class Observation(_message.Message):
     FRAMES_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     PREVIEWS_FIELD_NUMBER: _ClassVar[int]
+    SUPERSEDE_FIELD_NUMBER: _ClassVar[int]
+    EXECUTED_THROUGH_FIELD_NUMBER: _ClassVar[int]
     seq: int
     step: int
     arrays: _containers.MessageMap[str, Tensor]
@@ -209,7 +225,9 @@ class Observation(_message.Message):
     frames: int
     deadline_ms: float
     previews: bool
-    def __init__(self, seq: _Optional[int] = ..., step: _Optional[int] = ..., arrays: _Optional[_Mapping[str, Tensor]] = ..., executed: _Optional[_Union[Tensor, _Mapping]] = ..., captured_ns: _Optional[int] = ..., frames: _Optional[int] = ..., deadline_ms: _Optional[float] = ..., previews: bool = ...) -> None: ...
+    supersede: bool
+    executed_through: int
+    def __init__(self, seq: _Optional[int] = ..., step: _Optional[int] = ..., arrays: _Optional[_Mapping[str, Tensor]] = ..., executed: _Optional[_Union[Tensor, _Mapping]] = ..., captured_ns: _Optional[int] = ..., frames: _Optional[int] = ..., deadline_ms: _Optional[float] = ..., previews: bool = ..., supersede: bool = ..., executed_through: _Optional[int] = ...) -> None: ...
 
 class InferRequest(_message.Message):
     __slots__ = ("session", "observation")
@@ -425,14 +443,18 @@ class Timings(_message.Message):
     def __init__(self, total_ms: _Optional[float] = ..., model_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., stages_ms: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class ActionChunk(_message.Message):
-    __slots__ = ("first_step", "actions", "policy_revision")
+    __slots__ = ("first_step", "actions", "policy_revision", "frozen", "joined")
     FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
     ACTIONS_FIELD_NUMBER: _ClassVar[int]
     POLICY_REVISION_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_FIELD_NUMBER: _ClassVar[int]
+    JOINED_FIELD_NUMBER: _ClassVar[int]
     first_step: int
     actions: Tensor
     policy_revision: str
-    def __init__(self, first_step: _Optional[int] = ..., actions: _Optional[_Union[Tensor, _Mapping]] = ..., policy_revision: _Optional[str] = ...) -> None: ...
+    frozen: int
+    joined: str
+    def __init__(self, first_step: _Optional[int] = ..., actions: _Optional[_Union[Tensor, _Mapping]] = ..., policy_revision: _Optional[str] = ..., frozen: _Optional[int] = ..., joined: _Optional[str] = ...) -> None: ...
 
 class FramePrediction(_message.Message):
     __slots__ = ("first_step", "frames", "scene", "preview", "seq", "epoch", "error", "part")
@@ -485,12 +507,14 @@ class TickReply(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., epoch: _Optional[int] = ..., chunk: _Optional[_Union[ActionChunk, _Mapping]] = ..., frames: _Optional[_Union[FramePrediction, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., frames_error: _Optional[_Union[Error, _Mapping]] = ..., plan: _Optional[_Union[PlanSummary, _Mapping]] = ...) -> None: ...
 
 class Skipped(_message.Message):
-    __slots__ = ("seq", "reason")
+    __slots__ = ("seq", "reason", "epoch")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     seq: int
     reason: str
-    def __init__(self, seq: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    epoch: int
+    def __init__(self, seq: _Optional[int] = ..., reason: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Error(_message.Message):
     __slots__ = ("seq", "code", "reason", "retryable", "text", "epoch", "retry_after_ms", "missing_bytes")
@@ -513,21 +537,39 @@ class Error(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., code: _Optional[str] = ..., reason: _Optional[str] = ..., retryable: bool = ..., text: _Optional[str] = ..., epoch: _Optional[int] = ..., retry_after_ms: _Optional[float] = ..., missing_bytes: _Optional[int] = ...) -> None: ...
 
 class Attach(_message.Message):
-    __slots__ = ("session",)
+    __slots__ = ("session", "last_received_seq")
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    LAST_RECEIVED_SEQ_FIELD_NUMBER: _ClassVar[int]
     session: SessionRef
-    def __init__(self, session: _Optional[_Union[SessionRef, _Mapping]] = ...) -> None: ...
+    last_received_seq: int
+    def __init__(self, session: _Optional[_Union[SessionRef, _Mapping]] = ..., last_received_seq: _Optional[int] = ...) -> None: ...
 
 class Attached(_message.Message):
-    __slots__ = ("epoch", "last_seq")
+    __slots__ = ("epoch", "last_seq", "attachment", "accepted", "pending", "replayed", "forgotten")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
+    ATTACHMENT_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    REPLAYED_FIELD_NUMBER: _ClassVar[int]
+    FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     last_seq: int
-    def __init__(self, epoch: _Optional[int] = ..., last_seq: _Optional[int] = ...) -> None: ...
+    attachment: int
+    accepted: int
+    pending: _containers.RepeatedScalarFieldContainer[int]
+    replayed: int
+    forgotten: int
+    def __init__(self, epoch: _Optional[int] = ..., last_seq: _Optional[int] = ..., attachment: _Optional[int] = ..., accepted: _Optional[int] = ..., pending: _Optional[_Iterable[int]] = ..., replayed: _Optional[int] = ..., forgotten: _Optional[int] = ...) -> None: ...
+
+class Cancel(_message.Message):
+    __slots__ = ("seq",)
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    def __init__(self, seq: _Optional[int] = ...) -> None: ...
 
 class ClientMessage(_message.Message):
-    __slots__ = ("attach", "observation", "predict", "recondition", "reset", "plan", "rewind")
+    __slots__ = ("attach", "observation", "predict", "recondition", "reset", "plan", "rewind", "cancel")
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     OBSERVATION_FIELD_NUMBER: _ClassVar[int]
     PREDICT_FIELD_NUMBER: _ClassVar[int]
@@ -535,6 +577,7 @@ class ClientMessage(_message.Message):
     RESET_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     REWIND_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
     attach: Attach
     observation: Observation
     predict: PredictRequest
@@ -542,7 +585,8 @@ class ClientMessage(_message.Message):
     reset: ResetRequest
     plan: PlanRequest
     rewind: RewindRequest
-    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., observation: _Optional[_Union[Observation, _Mapping]] = ..., predict: _Optional[_Union[PredictRequest, _Mapping]] = ..., recondition: _Optional[_Union[ReconditionRequest, _Mapping]] = ..., reset: _Optional[_Union[ResetRequest, _Mapping]] = ..., plan: _Optional[_Union[PlanRequest, _Mapping]] = ..., rewind: _Optional[_Union[RewindRequest, _Mapping]] = ...) -> None: ...
+    cancel: Cancel
+    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., observation: _Optional[_Union[Observation, _Mapping]] = ..., predict: _Optional[_Union[PredictRequest, _Mapping]] = ..., recondition: _Optional[_Union[ReconditionRequest, _Mapping]] = ..., reset: _Optional[_Union[ResetRequest, _Mapping]] = ..., plan: _Optional[_Union[PlanRequest, _Mapping]] = ..., rewind: _Optional[_Union[RewindRequest, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
     __slots__ = ("attached", "tick", "frames", "skipped", "error", "reset", "draining", "rewind")

@@ -25,6 +25,8 @@ def encode_result(result: TickResult) -> pb.TickReply:
             first_step=chunk.first_step,
             actions=encode_tensor(chunk.actions),
             policy_revision=chunk.policy_revision,
+            frozen=chunk.frozen,
+            joined=chunk.joined,
         ),
         frames=None if result.frames is None else encode_frames(result.frames),
         progress=None
@@ -123,6 +125,8 @@ def _decode_chunk(reply: pb.TickReply, spec: SessionSpec, limits: Limits) -> Act
         epoch=reply.epoch,
         policy_revision=reply.chunk.policy_revision,
         timings=_decode_timings(reply.timings),
+        frozen=reply.chunk.frozen,
+        joined=reply.chunk.joined,
     )
 
 

@@ -155,7 +155,20 @@ def decode_observation(message: pb.Observation, spec: SessionSpec, keys: Sequenc
         frames=message.frames,
         deadline_ms=message.deadline_ms,
         previews=message.previews,
+        supersede=message.supersede,
+        executed_through=_executed_through(message),
     )
+
+
+def _executed_through(message: pb.Observation) -> int | None:
+    if not message.HasField("executed_through"):
+        return None
+    through = message.executed_through
+    if not message.step - 1 <= through <= MAX_COUNT:
+        raise InvalidInput(
+            f"executed_through is {through}; it must be at least {message.step - 1}, the step before the observation's"
+        )
+    return through
 
 
 def decode_predict(message: pb.PredictRequest, spec: SessionSpec, limits: Limits) -> Predict:
