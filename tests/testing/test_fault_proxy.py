@@ -218,10 +218,9 @@ async def test_a_target_that_is_gone_resets_and_one_that_came_back_serves() -> N
 
 
 async def test_stop_ends_connections_whose_peer_does_not_read() -> None:
-    async with proxied() as proxy:
-        async with dialled(proxy) as (_, writer):
-            writer.transport.pause_reading()  # type: ignore[attr-defined]
-            writer.write(bytes(1 << 23))
-            while not proxy.passed["up"]:
-                await asyncio.sleep(0.01)
-            await asyncio.wait_for(proxy.stop(), WAIT_S)
+    async with proxied() as proxy, dialled(proxy) as (_, writer):
+        writer.transport.pause_reading()
+        writer.write(bytes(1 << 23))
+        await asyncio.sleep(0.1)
+        assert proxy.passed["up"]
+        await asyncio.wait_for(proxy.stop(), WAIT_S)
