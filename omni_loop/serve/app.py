@@ -9,13 +9,15 @@ import logging
 import signal
 import socket
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from ..endpoints import is_loopback
 from ..errors import ConfigError, Reason, ServerUnavailable
+from ..loop.tick import all_of
 from ..wire.codec import Limits
 from .health import Health
 from .service import SERVICE, LoopService
@@ -27,9 +29,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 GRACE_S = 5.0
 MIN_PING_MS = 10_000  # clients may ping this often; ours do half as often
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 Start = Callable[["Deployment"], Awaitable["Orchestrator"]]
+
+
+class Endpoint(Protocol):
+    """Another port of the server, for clients of other protocols or for people."""
+
+    name: str  # of its section in the deployment's ``endpoints``
+    address: str  # host:port, as bound
+
+    async def stop(self, grace_s: float) -> None:
+        """Take nothing new, let what is under way finish within ``grace_s``, and free the port."""
 
 
 async def run(
@@ -39,7 +50,7 @@ async def run(
 
     Raises:
         ServerUnavailable: (port busy) the port is taken.
-        ConfigError: a bind that is not loopback.
+        ConfigError: a bind that others can reach, without a token or TLS.
         OmniLoopError: a stage could not be built or warmed up.
     """
     stop = asyncio.Event()
@@ -86,6 +97,10 @@ class Server:
         self.deployment = deployment
         self.address = ""
         self.service = LoopService(_limits(deployment))
+        # Who may call: set before :meth:`start`. Credentials None: plaintext.
+        self.interceptors: list[grpc.aio.ServerInterceptor[Any, Any]] = []
+        self.credentials: grpc.ServerCredentials | None = None
+        self.endpoints: list[Endpoint] = []
         self._start = start or _start_orchestrator
         self._health = Health(self.service)
         self._server: grpc.aio.Server | None = None
@@ -93,11 +108,11 @@ class Server:
     async def start(self) -> str:
         """The address, once every stage has run. The port is taken first, so that a busy one is known before
         anything is loaded; meanwhile health says NOT_SERVING. Raises as :func:`run` does."""
-        server = grpc.aio.server(options=_options(self.service.limits))
+        server = grpc.aio.server(interceptors=self.interceptors, options=_options(self.service.limits))
         server.add_generic_rpc_handlers((self.service.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-        self.address = _bind(server, self.deployment.listen.host, self.deployment.listen.port)
+        self.address = self._bind(server)
         self._server = server
         await server.start()
         log.info("listening on %s, loading", self.address)
@@ -113,11 +128,29 @@ class Server:
         """Refuse new sessions, tell the streams, let ticks in flight finish within ``grace_s``, end everything."""
         await self._health.enter_graceful_shutdown()
         self.service.drain()
+        stopping = [endpoint.stop(grace_s) for endpoint in self.endpoints]
         if self._server is not None:
-            await self._server.stop(grace_s)
+            stopping.append(self._server.stop(grace_s))
+        await all_of(stopping)
         if self.service.orchestrator is not None:
             await self.service.orchestrator.stop(grace_s)
         self.service.close()
+
+    def _bind(self, server: grpc.aio.Server) -> str:
+        host, port = self.deployment.listen.host, self.deployment.listen.port
+        if not is_loopback(host) and not self.deployment.access.protected:
+            raise ConfigError(f"refusing to listen on {host!r} without a token or TLS; take 127.0.0.1")
+        shown = f"[{host}]" if ":" in host else host
+        try:
+            if self.credentials is None:
+                bound = server.add_insecure_port(f"{shown}:{port}")
+            else:
+                bound = server.add_secure_port(f"{shown}:{port}", self.credentials)
+        except RuntimeError:
+            bound = 0
+        if bound == 0:
+            raise _why_not(host, shown, port)
+        return f"{shown}:{bound}"
 
 
 async def _start_orchestrator(deployment: Deployment) -> Orchestrator:
@@ -141,19 +174,6 @@ def _options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_MS),
     ]
-
-
-def _bind(server: grpc.aio.Server, host: str, port: int) -> str:
-    if host not in LOOPBACK:
-        raise ConfigError(f"refusing to listen on {host!r} without a token or TLS; take one of {', '.join(LOOPBACK)}")
-    shown = f"[{host}]" if ":" in host else host
-    try:
-        bound = server.add_insecure_port(f"{shown}:{port}")
-    except RuntimeError:
-        bound = 0
-    if bound == 0:
-        raise _why_not(host, shown, port)
-    return f"{shown}:{bound}"
 
 
 def _why_not(host: str, shown: str, port: int) -> ServerUnavailable:
