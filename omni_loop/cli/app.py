@@ -6,7 +6,7 @@ import asyncio
 import logging
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 from rich.console import Console
@@ -268,17 +268,29 @@ def check_config(
 def check_board(
     rows: Annotated[str, typer.Option(help="Names of rows, such as L3,F6.  [default: every row that is built]")] = "",
     seed: Annotated[int | None, typer.Option(min=0, help="Of everything drawn.  [default: drawn, printed]")] = None,
-    full: Annotated[bool, typer.Option("--full", help="Whole rows with 50 seeds, not what CI runs.")] = False,
+    scale: Annotated[
+        Literal["ci", "full"], typer.Option(help="What CI runs, or the whole rows with 50 seeds: hours.")
+    ] = "ci",
     json: Annotated[Path | None, typer.Option(help="A file for a line of JSON per row.", show_default=False)] = None,
+    table: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Run nothing: make the table of these files of JSON lines. Once per file.", show_default=False
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="With --table: the file to write.", show_default=False)] = None,
 ) -> None:
-    """Run the reliability board: load held and faults survived, over toy models and the real runtime.
+    """Run the reliability board: load held, faults survived, bad inputs refused, over the real runtime.
 
-    Prints a line per row, as JSON: name, seed, commit, number, unit, and whether it passed. A row that did not run says
-    "not run". Exit code 1 when a row failed, or one asked for by name did not run.
+    Prints a line per row, as JSON: row, seed, number, pass (true, false, or null: it did not run), unit, scale, commit,
+    seconds and why. Exit code 1 when a row failed, or one asked for by name did not run. Rows may be run one by one:
+    --table takes the lines of several files, the later one of a row that ran twice.
     """
-    from .check import run_board
+    from .check import run_board, write_table
 
-    if not run_board(rows.split(","), seed, full, json):
+    if table:
+        write_table(table, out)
+    elif not run_board(rows.split(","), seed, scale, json):
         raise typer.Exit(1)
 
 

@@ -20,7 +20,7 @@ from ..config import Deployment, Listen, PipelineConfig, load_deployment, shippe
 from ..errors import CheckpointError, OmniLoopError, Reason, ServerUnavailable
 from ..loop.orchestrator import Orchestrator
 from ..loop.pipeline import StageDef
-from ..testing import board
+from ..testing import board, board_table
 from . import output
 from .check_config import check_options, compiled_of, options_of, shown
 from .steps import Steps, absent, say_machine
@@ -41,11 +41,11 @@ def check_all(deployments: Sequence[str], console: Console) -> bool:
     return good
 
 
-def run_board(rows: Sequence[str], seed: int | None, full: bool, path: Path | None) -> bool:
+def run_board(rows: Sequence[str], seed: int | None, scale: board.Scale, path: Path | None) -> bool:
     """Run ``rows`` of the reliability board (none: all), a line of JSON each, to ``path`` too. False: one failed, or
     one asked for by name did not run."""
     names = board.chosen(rows)
-    asked = {row.strip() for row in rows}
+    asked = {row.strip().upper() for row in rows}
     if path is not None:
         output.file(path, "--json")
     good = True
@@ -54,12 +54,22 @@ def run_board(rows: Sequence[str], seed: int | None, full: bool, path: Path | No
         stack.callback(ours.setLevel, ours.level)
         ours.setLevel(logging.CRITICAL + 1)  # thousands of faults are made on purpose
         file = None if path is None else stack.enter_context(path.open("w", encoding="utf-8"))
-        for line in board.run(names, seed, full):
-            good &= line.verdict != "fail" and not (line.verdict == "not run" and line.name in asked)
+        for line in board.run(names, seed, scale):
+            good &= bool(line.passed) or (line.passed is None and line.row not in asked)
             for out in (sys.stdout, file):
                 if out is not None:
                     print(line.json(), file=out, flush=True)  # a row may take an hour
     return good
+
+
+def write_table(files: Sequence[Path], out: Path | None) -> None:
+    """The board as a table, of the lines of JSON in ``files``; to ``out``, or printed."""
+    text = board_table.table(board_table.read(files))
+    if out is None:
+        print(text, end="")
+        return
+    output.file(out, "--out")
+    out.write_text(text, encoding="utf-8")
 
 
 def _check_deployment(deployment: Deployment, steps: Steps, absent: tuple[type[OmniLoopError], ...]) -> None:

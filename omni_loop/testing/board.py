@@ -1,7 +1,7 @@
 """The reliability board: rows by name, each a test with a number, run by one command.
 
 A row is a function of a seed and of whether it is the whole row or the scaled one that CI runs. It returns what it
-measured, or raises :class:`Broken`. A row that is not built, or not asked for, is "not run", never "pass".
+measured, or raises :class:`Broken`. A row that is not built, or not asked for, did not run, and never passes.
 """
 
 from __future__ import annotations
@@ -10,21 +10,26 @@ import importlib
 import json
 import secrets
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
 from ..errors import UnknownName, nearest
 
-Verdict = Literal["pass", "fail", "not run"]
+Scale = Literal["ci", "full"]
 Measure = Callable[[int, bool], float]
 CI_SEEDS, FULL_SEEDS = 3, 50
 
 
 class Broken(Exception):
     """A row does not hold; the text says what was found."""
+
+
+class NotRun(Exception):
+    """What a row needs is not on this machine; the text says what. It did not run."""
 
 
 def expect(true: bool, otherwise: str) -> None:
@@ -53,21 +58,27 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One row's outcome. ``seed``: the first that was run, or the one that failed. ``number`` None: there is none."""
+    """One row's outcome. ``seed``: the first that was run, or the one that failed. ``number`` None: there is none.
+    ``passed`` None: it did not run."""
 
-    name: str
+    row: str
     seed: int
+    scale: Scale
     commit: str
     number: float | None
     unit: str
-    verdict: Verdict
+    passed: bool | None
     why: str = ""
+    seconds: float = 0.0
 
     def json(self) -> str:
-        values = asdict(self)
-        values["pass"] = values.pop("verdict")
-        if not self.why:
-            del values["why"]
+        """``{row, seed, number, pass, ...}``; ``pass`` is true, false, or null for a row that did not run."""
+        values: dict[str, object] = {"row": self.row, "seed": self.seed, "number": self.number, "pass": self.passed}
+        values |= {"unit": self.unit, "scale": self.scale, "commit": self.commit}
+        if self.passed is not None:
+            values["seconds"] = self.seconds
+        if self.why:
+            values["why"] = self.why
         return json.dumps(values)
 
 
@@ -117,32 +128,43 @@ def chosen(names: Iterable[str]) -> tuple[str, ...]:
     return wanted or tuple(known)
 
 
-def run(names: Sequence[str] = (), seed: int | None = None, full: bool = False) -> Iterator[Line]:
+def run(names: Sequence[str] = (), seed: int | None = None, scale: Scale = "ci") -> Iterator[Line]:
     """A line for every row of the board, in order; rows not named are not run. ``seed`` None: one is drawn."""
     wanted = set(chosen(names))
     first = secrets.randbelow(1 << 31) if seed is None else seed
     at = commit()
     for row in ROWS:
         if row.name in wanted and row.measure:
-            yield run_row(row, first, full, at)
+            yield run_row(row, first, scale, at)
         else:
-            yield Line(row.name, first, at, None, row.unit, "not run")
+            why = "" if row.measure else "not built"
+            yield Line(row.name, first, scale, at, None, row.unit, None, why)
 
 
-def run_row(row: Row, seed: int, full: bool, at: str) -> Line:
+def run_row(row: Row, seed: int, scale: Scale = "ci", at: str = "") -> Line:
     """Run one row that is built, with ``seed`` and those after it. Whatever it raises is a failure."""
+    full = scale == "full"
     count = (FULL_SEEDS if full else CI_SEEDS) if row.repeats else 1
-    number, now = 0.0, seed
+    number, now, began = 0.0, seed, time.monotonic()
+    passed, why = True, ""
     try:
         measure = row.load()
         for now in range(seed, seed + count):
             number += measure(now, full)
+        now = seed
         if row.below is not None:
             expect(number < row.below, f"{number:g} {row.unit}, expected less than {row.below:g}")
+    except NotRun as e:
+        return Line(row.name, seed, scale, at, None, row.unit, None, str(e))
     except Exception as e:  # the board goes on, and says what it met
-        why = str(e) if isinstance(e, Broken) else f"{type(e).__name__}: {e}"
-        return Line(row.name, now, at, number, row.unit, "fail", why)
-    return Line(row.name, seed, at, number, row.unit, "pass")
+        passed, why = False, str(e) if isinstance(e, Broken) else f"{type(e).__name__}: {e}"
+    return Line(row.name, now, scale, at, number, row.unit, passed, why, round(time.monotonic() - began, 1))
+
+
+def row_named(name: str) -> Row:
+    """Raises UnknownName."""
+    (known,) = chosen([name])
+    return next(row for row in ROWS if row.name == known)
 
 
 def commit() -> str:

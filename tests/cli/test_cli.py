@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import sys
 from collections.abc import Iterator
@@ -65,7 +66,7 @@ def test_every_command_has_help(run, command: str) -> None:
             ["serve", "pusht", "--port", "70000"],
             "error: the command line: port: Input should be less than or equal to 65535",
         ),
-        (["serve", "pusht", "--host", "0.0.0.0"], "not a loopback address"),
+        (["serve", "pusht", "--host", "0.0.0.0"], "without a token or TLS"),
         (["serve", "nowhere/x.yaml"], "cannot read nowhere/x.yaml"),
         (["train", "codek"], "no part is called 'codek'. Did you mean 'codec'?"),
         (["train", "codec", "--recipe", "nowhere/x.yaml"], "cannot read nowhere/x.yaml"),
@@ -175,17 +176,18 @@ def test_version(run) -> None:
 def test_check_board_runs_what_is_asked_for_and_fails_with_it(run, monkeypatch, tmp_path: Path) -> None:
     from omni_loop.testing import board
 
-    def lines(names, seed, full):
-        verdict = "fail" if seed == 2 else "pass"
-        yield board.Line("F7", seed, "c0ffee", 1.0, "faults", verdict)
-        yield board.Line("L3", seed, "c0ffee", None, "MB", "not run")
+    def lines(names, seed, scale):
+        yield board.Line("F7", seed, scale, "c0ffee", 1.0, "faults", seed != 2)
+        yield board.Line("L3", seed, scale, "c0ffee", None, "MB", None)
 
     monkeypatch.setattr(board, "run", lines)
     path = tmp_path / "board.jsonl"
-    good = run("check", "board", "--rows", "F7", "--seed", "1", "--json", str(path))
+    good = run("check", "board", "--rows", "F7", "--seed", "1", "--scale", "full", "--json", str(path))
     assert (good.code, good.err) == (0, "")
     assert good.out.splitlines() == path.read_text().splitlines()
-    assert ['"pass": "pass"' in line for line in good.out.splitlines()] == [True, False]
+    first, second = (json.loads(line) for line in good.out.splitlines())
+    assert (first["row"], first["seed"], first["number"], first["pass"], first["scale"]) == ("F7", 1, 1.0, True, "full")
+    assert (second["number"], second["pass"]) == (None, None)
     assert run("check", "board", "--seed", "2").code == 1
     unknown = run("check", "board", "--rows", "F99")
     assert unknown.code == 2
@@ -193,6 +195,19 @@ def test_check_board_runs_what_is_asked_for_and_fails_with_it(run, monkeypatch, 
     nowhere = run("check", "board", "--json", "/proc/nowhere/x")
     assert nowhere.code == 2
     assert "--json" in nowhere.err
+
+
+def test_check_board_makes_a_table_of_lines(run, tmp_path: Path) -> None:
+    from omni_loop.testing import board
+
+    path, out = tmp_path / "board.jsonl", tmp_path / "new" / "board.md"
+    path.write_text(board.Line("F7", 1, "full", "c0ffee", 1.0, "faults", True).json() + "\n")
+    assert run("check", "board", "--table", str(path)).out.startswith("# The reliability board")
+    assert run("check", "board", "--table", str(path), "--out", str(out)).code == 0
+    assert "| F7 |" in out.read_text()
+    bad = run("check", "board", "--table", str(tmp_path / "none"))
+    assert bad.code == 2
+    assert "--table: cannot read" in bad.err
 
 
 def test_a_deployment_is_no_board(run) -> None:
@@ -211,7 +226,10 @@ def test_check_without_arguments_is_of_everything_shipped(run: object, monkeypat
     assert checked == [[], ["demo", "pusht"]] * 2
 
 
-def test_a_board_row_that_is_asked_for_and_not_built_is_no_pass(run: object) -> None:
+def test_a_board_row_that_is_asked_for_and_not_built_is_no_pass(run: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    from omni_loop.testing import board
+
+    monkeypatch.setattr(board, "ROWS", (board.Row("F1", "not built"),))
     ran = run("check", "board", "--rows", "F1")  # type: ignore[operator]
     assert ran.code == 1
-    assert '"not run"' in ran.out
+    assert '"pass": null' in ran.out
