@@ -62,19 +62,28 @@ class Plain:
         self._pre, self._post = make_pre_post_processors(self._policy.config, pretrained_path=str(folder))
 
     def chunk(self, arrays: Mapping[str, Array]) -> Array:
+        made: Array = self._post(self._policy.predict_action_chunk(self._prepared(arrays))).numpy()[0]
+        return made
+
+    def forward_s(self, arrays: Mapping[str, Array]) -> float:
+        """Seconds of the forward pass alone."""
+        batch = self._prepared(arrays)
+        begin = time.perf_counter()
+        self._policy.predict_action_chunk(batch)
+        return time.perf_counter() - begin
+
+    def _prepared(self, arrays: Mapping[str, Array]) -> Any:
         from lerobot.policies import prepare_observation_for_inference
 
         named = {f"observation.{key}": array.copy() for key, array in arrays.items()}
-        batch = self._pre(prepare_observation_for_inference(named, torch.device("cpu"), ""))
-        made: Array = self._post(self._policy.predict_action_chunk(batch)).numpy()[0]
-        return made
+        return self._pre(prepare_observation_for_inference(named, torch.device("cpu"), ""))
 
 
 class Act:
     """The same observations through a runner, eight sessions together, and one after the other through LeRobot."""
 
     def __init__(self, folder: Path, inputs: Mapping[str, Any], rounds: int) -> None:
-        _save(folder, inputs)
+        save(folder, inputs)
         self._plain = Plain(folder)
         stage = LeRobotStage(str(folder))
         stage.warm_up()
@@ -130,7 +139,7 @@ def _observed(scene: Mapping[str, Array]) -> Mapping[str, Payload]:
     return {"observation": Payload(PayloadKind.OBSERVATION, scene)}
 
 
-def _save(folder: Path, inputs: Mapping[str, Any]) -> None:
+def save(folder: Path, inputs: Mapping[str, Any]) -> None:
     """An ACT of random weights as LeRobot's training saves it."""
     from lerobot.configs import FeatureType, PolicyFeature
     from lerobot.policies import get_policy_class, make_policy_config, make_pre_post_processors
