@@ -138,8 +138,8 @@ class Timings:
 class ActionChunk:
     """``actions float32[horizon, action_dim]``; the first is for control step ``first_step``.
 
-    ``frozen`` rows at the front repeat the chunk before; ``joined`` says how the rest joins it: "" (nothing was
-    frozen), "inpainted" (guided by it) or "overlap" (the policy cannot be guided: they may jump).
+    ``frozen`` rows at the front repeat the chunk before; ``joined`` says how the rest joins it: "" (it does not: the
+    chunk was made afresh), "inpainted" (guided by it) or "overlap" (the policy cannot be guided: they may jump).
     """
 
     seq: int

@@ -9,18 +9,23 @@ Sampling starts from noise scaled by ``temperature``: below 1 a chunk is a likel
 (``omni-loop bench policy --rows ablations``; 0.5 was chosen on seeds that no figure uses).
 
 Actions are relative to the agent's position, in units of ``scale``; positions are in -1..1 of the table.
+
+A sample may be guided to join the chunk before it, see :mod:`.join`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
+
+from .join import Guide
 
 
 class ActConfig(BaseModel):
@@ -127,8 +132,17 @@ class ActHead(nn.Module):
         return self._flow(x.flatten(1), modulations, reads, present[:, None]).view_as(x)
 
     @torch.no_grad()
-    def sample(self, noise: Tensor, features: Tensor, history: Tensor, kv: Tensor, present: Tensor) -> Tensor:
-        """Chunk ``[b, horizon, action_dim]`` in -1..1 of the table from ``noise`` of the same shape.
+    def sample(
+        self,
+        noise: Tensor,
+        features: Tensor,
+        history: Tensor,
+        kv: Tensor,
+        present: Tensor,
+        guide: Guide | None = None,
+    ) -> Tensor:
+        """Chunk ``[b, horizon, action_dim]`` in -1..1 of the table from ``noise`` of the same shape; ``guide``: what it
+        is to join, in the same units.
 
         Conditions depend on the time but not on ``x``: those of all steps are computed in one pass, before the first.
         """
@@ -138,9 +152,16 @@ class ActHead(nn.Module):
         c, reads = self._condition(t, *given), self._seen(kv)
         modulations = [block.modulate(c).view(n, b, -1).unbind() for block in self._blocks]
         x, there = noise.flatten(1) * self.config.temperature, present[:, None]
-        for now in zip(*modulations, strict=True):
-            x = x + self._flow(x, now, reads, there) / n
-        return x.view_as(noise) * self.config.scale + features[:, None, 2:4]
+        origin = features[:, None, 2:4]
+        goal = None if guide is None else guide.moved(origin, self.config.scale)
+        for i, now in enumerate(zip(*modulations, strict=True)):
+            if goal is None:
+                x = x + self._flow(x, now, reads, there) / n
+            else:
+                flow = partial(self._flow, modulations=now, seen=reads, present=there)
+                x = x + goal.velocity(flow, x, i / n) / n
+        chunks = x.view_as(noise) * self.config.scale + origin
+        return chunks if guide is None else guide.frozen(chunks)
 
     @property
     def _blocks(self) -> Iterable[ActBlock]:

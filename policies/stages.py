@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 
 from omni_loop import registry
-from omni_loop.errors import InvalidInput, TensorError
+from omni_loop.action_queue import INPAINTED, JOINED, ActionQueue, Joining
+from omni_loop.errors import InvalidInput, StageFailed, TensorError
 from omni_loop.messages import PayloadKind
 from omni_loop.stage import Outputs, Payload, StageItem, StateSpec, in_one
 from omni_loop.training.checkpoint import load_config, load_weights, revision
 from omni_loop.types import StageKind
 
 from .flow import ActConfig, ActHead, features_of
+from .join import Guide, guide_of
 
 SHIPPED = Path(__file__).parent / "checkpoints"
 TABLE_HALF = 256.0  # px of the table per unit of -1..1
@@ -35,14 +37,18 @@ class Given:
     before: Tensor
     history: float
     kv: Tensor
+    item: StageItem
+    joining: Joining | None  # never with several
 
 
 class ActStage:
     """Inputs ``scene`` (``points [9, 2]``, ``agent_before [2]``) and ``kv [layers, 2, s, g, e]``, or ``hidden [layers,
     s, d]`` of which the context's checkpoint makes the very same (an engine that keeps its cache to itself); output
-    ``chunk``: ``actions float32[horizon, 2]`` in table pixels, clipped to the table. Keeps no state: its
-    noise is a function of session seed, epoch and tick. With the option ``samples`` of a pipeline there is an output
-    ``chunks`` (``actions float32[samples, horizon, 2]``) besides, of which ``chunk`` is the first.
+    ``chunk``: ``actions float32[horizon, 2]`` in table pixels, clipped to the table. Its noise is a function of session
+    seed, epoch and tick; its state is the last chunk, unclipped in -1..1 of the table, which the next one joins where
+    that is asked for (real-time chunking). With the option ``samples`` of a pipeline there is an output ``chunks``
+    (``actions float32[samples, horizon, 2]``) besides, of which ``chunk`` is the first; somebody else chooses among
+    them, so that none is kept.
 
     ``use_context`` and ``use_history`` switch parts off for ablations; ``temperature`` (0: the model's own) scales
     the noise a chunk starts from.
@@ -62,13 +68,14 @@ class ActStage:
         config = load_config(folder, ActConfig)
         self.model = ActHead(config.model_copy(update={"temperature": temperature}) if temperature else config)
         load_weights(folder, self.model)
-        self.model.to(device)
+        self.model.to(device).requires_grad_(False)  # gradients are of samples only
+        self._queue = ActionQueue(config.horizon, config.action_dim)
         self.revision = revision(folder)
         self.device, self.use_context, self.use_history = device, use_context, use_history
         self._checkpoints = checkpoints
 
     def state_specs(self) -> Mapping[str, StateSpec]:
-        return {}
+        return self._queue.state_specs()
 
     def run(self, items: Sequence[StageItem]) -> Sequence[Outputs | Exception]:
         return in_one(self._given, self._act, items)
@@ -79,13 +86,16 @@ class ActStage:
         samples = int(item.params.get("samples", 1))
         if not 1 <= samples <= MAX_SAMPLES:
             raise InvalidInput(f"samples is {samples}; the act stage draws 1..{MAX_SAMPLES} chunks")
+        several = "samples" in item.params
         return Given(
             noise=torch.stack([self._noise(item, i) for i in range(samples)]),
-            several="samples" in item.params,
+            several=several,
             points=_shaped(scene, "points", ((c.features - 2) // 2, 2)),
             before=_shaped(scene, "agent_before", (2,)),
             history=float(scene.meta["history"]) * self.use_history,
             kv=_shaped(self._cache(item.inputs), "kv", (c.context_layers, *layer)),
+            item=item,
+            joining=None if several else self._queue.joining(item),
         )
 
     def _cache(self, inputs: Mapping[str, Payload]) -> Payload:
@@ -108,7 +118,7 @@ class ActStage:
         c, generator = self.model.config, torch.Generator().manual_seed(seed)
         return torch.randn(c.horizon, c.action_dim, generator=generator)
 
-    def _act(self, given: Sequence[Given]) -> list[Outputs]:
+    def _act(self, given: Sequence[Given]) -> list[Outputs | Exception]:
         def stack(parts: Iterable[Tensor]) -> Tensor:
             return torch.stack(list(parts)).to(self.device)
 
@@ -120,16 +130,37 @@ class ActStage:
         if len(noise) > len(given):
             counts = torch.tensor([len(g.noise) for g in given], device=self.device)
             features, history, kv, present = (x.repeat_interleave(counts, 0) for x in (features, history, kv, present))
-        chunks = self.model.sample(noise, features, history, kv, present)
+        chunks = self.model.sample(noise, features, history, kv, present, self._guide(given))
         actions = ((chunks + 1) * TABLE_HALF).clamp(0, 2 * TABLE_HALF).float().cpu()
+        sizes = [len(g.noise) for g in given]
+        parts = zip(given, actions.split(sizes), chunks.split(sizes), strict=True)
+        results: list[Outputs | Exception] = []
+        for g, samples, raw in parts:
+            try:
+                results.append(self._outputs(g, samples, raw))
+            except StageFailed as e:  # not finite: the item's own result, not the batch's
+                results.append(e)
+        return results
+
+    def _guide(self, given: Sequence[Given]) -> Guide | None:
+        if not any(g.joining for g in given):  # as it mostly is
+            return None
+        rows = [g.joining for g in given for _ in g.noise]
+        left = [None if j is None else torch.as_tensor(j.left_over).to(self.device) for j in rows]
+        return guide_of(left, [0 if j is None else j.frozen for j in rows], self.model.config.horizon)
+
+    def _outputs(self, given: Given, actions: Tensor, raw: Tensor) -> Outputs:
+        """``actions [samples, horizon, 2]`` in pixels, ``raw`` the same in -1..1."""
         meta = {"revision": self.revision}
-        outputs: list[Outputs] = []
-        for g, samples in zip(given, actions.split([len(g.noise) for g in given]), strict=True):
-            made = {"chunk": Payload(PayloadKind.ACTIONS, {"actions": samples[0]}, meta)}
-            if g.several:
-                made["chunks"] = Payload(PayloadKind.ACTIONS, {"actions": samples}, meta)
-            outputs.append(made)
-        return outputs
+        if given.several:
+            return {
+                "chunk": Payload(PayloadKind.ACTIONS, {"actions": actions[0]}, meta),
+                "chunks": Payload(PayloadKind.ACTIONS, {"actions": actions}, meta),
+            }
+        self._queue.keep(given.item, raw[0])
+        if given.joining is not None:
+            meta[JOINED] = INPAINTED
+        return {"chunk": Payload(PayloadKind.ACTIONS, {"actions": actions[0]}, meta)}
 
     def warm_up(self) -> None:
         c = self.model.config

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..action_queue import FROZEN, JOINS
 from ..errors import InvalidInput, Reason, StateError, Unsupported, nearest
 from ..messages import PayloadKind, Scalar
 from ..session.machine import Position
 from ..session.manager import Session
 from ..stage import Payload
-from ..types import MAX_COUNT, Op, SessionSpec
+from ..types import MAX_COUNT, ActionChunk, Op, SessionSpec
 from ..wire.limits import MAX_CANDIDATES, MAX_ITERATIONS, MAX_PLANNED_FRAMES
 from .graph import ACTIONS, EXECUTED, GOAL, OBSERVATION, CompiledPipeline, CompiledPlan
 from .request import TickRequest
@@ -35,6 +36,8 @@ class Work:
     sent: Mapping[str, Payload]  # by the client, under the names of its outputs
     position: Position
     past: bool  # replaces committed steps: a new epoch begins at its commit
+    # float32[n, action_dim]: rows of the chunk before that the new one begins with; None: it joins none.
+    frozen: NDArray[np.float32] | None = None
 
 
 def check_keys(spec: SessionSpec, keys: Sequence[str]) -> tuple[str, ...]:
@@ -105,6 +108,9 @@ def check_request(graph: CompiledPipeline, keys: tuple[str, ...], request: TickR
             raise InvalidInput(f"{name} is {value}; it must be at most {MAX_COUNT}")
     if request.deadline_ms < 0:
         raise InvalidInput(f"deadline_ms is {request.deadline_ms:g}; 0 means none")
+    if request.executed_through is not None and request.executed_through < request.step - 1:
+        text = f"executed_through is {request.executed_through}; it must be at least {request.step - 1}"
+        raise InvalidInput(f"{text}, the step before the observation's")
     expected = () if request.op in (Op.PREDICT, Op.PLAN) else keys
     if request.arrays.keys() != set(expected):
         raise InvalidInput(_keys_text(request, expected))
@@ -223,16 +229,30 @@ def _infer(spec: SessionSpec, plan: CompiledPlan, session: Session, request: Tic
     # Where the answer itself holds frames, the world has moved on in imagination when the tick commits.
     imagines = any(s.name == (plan.plan.frames or "").split(".")[0] for s in plan.answer)
     count = request.frames or (min(spec.execution_horizon, spec.max_predict) if imagines else 0)
+    frozen, joins = _joins(session.chunk, request)
     return Work(
         op=Op.INFER,
         step=step,
         present=step,
         count=count,
-        params=_params(session, spec, frames=count, first_step=step),
+        params=_params(session, spec, frames=count, first_step=step, **joins),
         sent={OBSERVATION: _observation(request, executed, step)},
         position=Position(step + count if imagines else step, step, step if now.origin < 0 else now.origin),
         past=False,
+        frozen=frozen,
     )
+
+
+def _joins(before: ActionChunk | None, request: TickRequest) -> tuple[NDArray[np.float32] | None, dict[str, Scalar]]:
+    """The rows of the chunk ``before`` that are executed while the new one is made, and what a stage is told of it.
+    Without real-time chunking, or where nothing of that chunk is left, the new one is made afresh."""
+    if request.executed_through is None or before is None:
+        return None, {}
+    left = before.actions[max(request.step - before.first_step, 0) :]
+    if request.step < before.first_step or not len(left):
+        return None, {}
+    frozen = left[: request.executed_through - request.step + 1]
+    return frozen, {FROZEN: len(frozen), JOINS: before.first_step}
 
 
 def _executed_before(spec: SessionSpec, session: Session, request: TickRequest) -> NDArray[np.float32]:

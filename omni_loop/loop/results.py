@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..action_queue import INPAINTED, JOINED, OVERLAP
 from ..errors import Reason, StageFailed, nearest
 from ..stage import Payload
 from ..types import MAX_COUNT, ActionChunk, FramePrediction, Op, PlanSummary, Progress, SessionSpec, TickResult
@@ -26,7 +27,7 @@ def read(spec: SessionSpec, plan: CompiledPlan, run: TickRun, work: Work, so_far
     if final.chunk is not None and run.gave(final.chunk):
         payload = run.output(final.chunk)
         rows = work.count if work.op is Op.PLAN else spec.horizon
-        chunk = read_chunk(payload, spec, seq, work.present, epoch, rows)
+        chunk = joined(read_chunk(payload, spec, seq, work.present, epoch, rows), payload, work.frozen)
         summary = read_summary(payload, seq, rows) if work.op is Op.PLAN else None
     if final.frames is not None and run.gave(final.frames):
         first = work.step + (work.op is not Op.RECONDITION)
@@ -49,6 +50,18 @@ def read_chunk(payload: Payload, spec: SessionSpec, seq: int, step: int, epoch: 
     if high is not None and greatest > high:
         raise _bad(f"an action of {greatest:g}{_unit(spec)} is above the spec's {high:g}")
     return ActionChunk(seq, step, actions, epoch, _text(payload, "revision"))
+
+
+def joined(chunk: ActionChunk, payload: Payload, frozen: NDArray[np.float32] | None) -> ActionChunk:
+    """``chunk`` behind the ``frozen`` rows of the one before, bit for bit as they were sent, labelled with how its rest
+    joins them: the policy's own word, or ``overlap``."""
+    if frozen is None:
+        return chunk
+    how = _text(payload, JOINED)
+    if how not in ("", INPAINTED):
+        raise _bad(f"a chunk is {how!r:.40}, expected {INPAINTED!r} or nothing")
+    actions = np.concatenate([frozen, chunk.actions[len(frozen) :]])
+    return replace(chunk, actions=actions, frozen=len(frozen), joined=how or OVERLAP * bool(len(frozen)))
 
 
 def read_frames(payload: Payload, spec: SessionSpec, seq: int, first: int, epoch: int, count: int) -> FramePrediction:
