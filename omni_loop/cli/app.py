@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from importlib import metadata
 from pathlib import Path
@@ -114,6 +113,7 @@ def serve(
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
 
+    from ..serve import event_loop
     from ..serve.app import run
 
     console = Console()
@@ -122,7 +122,7 @@ def serve(
     def ready(address: str) -> None:
         console.print(f"serving {', '.join(chosen.names)} on [bold]{address}[/bold]", highlight=False)
 
-    asyncio.run(run(chosen, ready))
+    event_loop.run(run(chosen, ready))
 
 
 @app.command()
