@@ -2,7 +2,8 @@
 
 Theirs is PolicyServer with RobotClient, from the robot's observation to the chunk in the client's queue; ours a server
 with our client. What both add is counted above the *bare model*, at the same percentile: the policy's forward pass
-alone, in this process. One thread for torch everywhere. Weights are random: what they compute is meaningless, its time is not.
+alone, in this process. One thread for torch everywhere. Weights are random: what they compute is meaningless, its
+time is not.
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ class Shown(Robot):  # type: ignore[misc]  # LeRobot is not typed
 
 @ProcessorStepRegistry.register("shown_state_twice")
 class StateTwice(ObservationProcessorStep):  # type: ignore[misc]
-    """LeRobot's server hands a policy the state and images alone, and an ACT without images reads the environment's state
-    too: it gets the same numbers."""
+    """LeRobot's server hands a policy the state and images alone, and an ACT without images reads the environment's
+    state too: it gets the same numbers."""
 
     def observation(self, observation: dict[str, Any]) -> dict[str, Any]:
         return observation | {"observation.environment_state": observation["observation.state"]}
