@@ -1,6 +1,7 @@
-"""What a session's earlier chunks do to its next one: averaged with it, or continued by it.
+"""What a session's earlier chunks do to its next one: they are averaged with it.
 
-Both keep chunks in typed state, so that they commit, roll back, fork and rewind with the session.
+They lie in typed state, so that they commit, roll back, fork and rewind with the session. How a chunk is continued by
+the next one: :mod:`omni_loop.action_queue`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from omni_loop.stage import CounterSpec, RingSpec, StateSpec, StateView, TensorSpec
+from omni_loop.stage import RingSpec, StateSpec, StateView
 
 
 class Ensemble:
@@ -44,28 +45,3 @@ def averaged(chunks: Tensor, steps: Tensor, step: int, decay: float) -> Tensor:
     weights = (torch.exp(-decay * rank.double()) * foresaw)[..., None]
     rows = chunks.double()[torch.arange(n)[:, None], at.clamp(0, horizon - 1)]
     return ((weights * rows).sum(0) / weights.sum(0)).float()
-
-
-class Continued:
-    """LeRobot's real-time chunking: the steps of the last chunk that are still to come, in the model's own space,
-    guide the next one (arXiv:2506.07339)."""
-
-    def __init__(self, horizon: int, action_dim: int) -> None:
-        self._horizon, self._dim = horizon, action_dim
-
-    def state_specs(self) -> Mapping[str, StateSpec]:
-        # `raw_step` is the control step of the chunk's first action; -1: there is none.
-        return {"raw": TensorSpec((self._horizon, self._dim)), "raw_step": CounterSpec(-1)}
-
-    def left_over(self, state: StateView, step: int) -> Tensor | None:
-        """``float32[n, action_dim]``, the first for ``step``; None when nothing is left of it."""
-        begin = state.counter("raw_step").get()
-        if begin < 0 or not begin <= step < begin + self._horizon:
-            return None
-        left: Tensor = state.tensor("raw").get()[step - begin :]
-        return left
-
-    def keep(self, state: StateView, step: int, raw: Tensor) -> None:
-        """``raw float32[horizon, action_dim]`` is the session's last chunk now."""
-        state.tensor("raw").set(raw)
-        state.counter("raw_step").set(step)

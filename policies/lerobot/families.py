@@ -111,6 +111,14 @@ def family_of(type_: str) -> Family:
     return FAMILIES[type_]
 
 
+def can_join(type_: str, config: Mapping[str, Any]) -> bool:
+    """Whether a tick may ask for a chunk that continues the one before, in a batch with others that do not. Chunks
+    relative to a past state cannot be continued; those of a temporal ensemble are not what the policy gave."""
+    family = family_of(type_)
+    plain = not config.get("use_relative_actions") and config.get("temporal_ensemble_coeff") is None
+    return family.rtc and family.together and plain
+
+
 def chunk_length(type_: str, config: Mapping[str, Any]) -> int:
     """How many actions one call gives, from the present step on."""
     setting = family_of(type_).chunk

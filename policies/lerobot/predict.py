@@ -25,7 +25,8 @@ _NOT_SEEN = ("action", "next.reward", "next.done", "next.truncated", "info")
 class Row:
     """One session's part of a call. ``seen``: by feature, its last ``n_obs_steps`` arrays as the wire has them, the
     oldest first (one where the type sees no history). ``left_over float32[n, d]``: of the chunk before, to be
-    continued with ``delay`` steps frozen. ``plan float32[h, d]``: tdmpc's last plan."""
+    continued with ``delay`` steps frozen, of which the first ``frozen`` are to be the very same, where guidance leads
+    only near them. ``plan float32[h, d]``: tdmpc's last plan."""
 
     seen: Mapping[str, Sequence[Tensor]]
     prompt: str
@@ -33,6 +34,7 @@ class Row:
     delay: int = 0
     left_over: Tensor | None = None
     plan: Tensor | None = None
+    frozen: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class Predictor:
         batch = self._batch(rows)
         with self._lent(rows, batch), self._randomness(rows) as arguments:
             raw = self._chunks(self._call(batch, arguments | (self._continued(rows) if self._rtc else {})))
+            _repeat(raw, rows)
             plans = policy._prev_mean if rows[0].plan is not None else None  # [h, 1, d]
         post = self._loaded.post(raw)
         actions = self._checked(torch.as_tensor(post), self._loaded.described.action_dim).float().cpu()
@@ -164,6 +167,13 @@ class Predictor:
             text = f"the postprocessor gave actions {list(actions.shape)}; the last axis must be {action_dim}"
             raise StageFailed(text, reason=Reason.BAD_OUTPUT)
         return actions[..., :action_dim]
+
+
+def _repeat(raw: Tensor, rows: Sequence[Row]) -> None:
+    """Frozen rows of ``raw [b, horizon, d]`` as they were in the chunk before."""
+    for chunk, row in zip(raw, rows, strict=True):
+        if row.left_over is not None and row.frozen:
+            chunk[: row.frozen] = row.left_over[: row.frozen].to(chunk)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from omni_loop.action_queue import INPAINTED, JOINED, ActionQueue
 from omni_loop.connect.base import as_numpy
 from omni_loop.errors import InvalidInput, TensorError, nearest
 from omni_loop.messages import PayloadKind, Scalar
@@ -17,8 +18,8 @@ from omni_loop.stage import Outputs, Payload, RingSpec, StageItem, StateSpec, Te
 from omni_loop.types import StageKind
 
 from .checkpoint import Feature, describe
-from .chunks import Continued, Ensemble
-from .families import History
+from .chunks import Ensemble
+from .families import History, can_join
 from .load import Options, load
 from .numbers import check_options
 from .predict import Predicted, Predictor, Row
@@ -32,6 +33,7 @@ class Given:
 
     item: StageItem
     row: Row
+    guided: bool = False  # because the tick asks for it
 
 
 class LeRobotStage:
@@ -39,8 +41,9 @@ class LeRobotStage:
     units the policy was trained on.
 
     State, as the type wants it: ``seen.<key>``, the last observations sent; ``chunks`` of a temporal ensemble; ``raw``,
-    the last chunk that real-time chunking continues; ``plan`` of tdmpc. The session option ``inference_delay`` is read
-    with real-time chunking. Options as in :func:`.template.lerobot`.
+    the last chunk that real-time chunking continues; ``plan`` of tdmpc. A flow-matching policy that shares its passes
+    (smolvla, pi0, pi05) continues it in the ticks that ask for it; with ``rtc`` any that can does so in every tick, by
+    the session's option ``inference_delay`` where the tick does not say. Options as in :func:`.template.lerobot`.
     """
 
     kind = StageKind.ACT
@@ -57,14 +60,16 @@ class LeRobotStage:
         tokenizer: str = "",
         vlm: str = "",
     ) -> None:
-        self.loaded = load(checkpoint, device, Options(rtc, inference_steps, tokenizer, vlm, ensemble_decay))
+        said = describe(checkpoint)
+        guided = rtc or (can_join(said.type, said.settings) and not ensemble)
+        self.loaded = load(checkpoint, device, Options(guided, inference_steps, tokenizer, vlm, ensemble_decay))
         described, horizon = self.loaded.described, self.loaded.horizon
         self.revision = self.loaded.revision
-        self._predictor = Predictor(self.loaded, rtc)
+        self._predictor, self._always = Predictor(self.loaded, guided), rtc
         self._ensemble = Ensemble(horizon, described.action_dim, ensemble_decay) if ensemble else None
         # Evo1 alone gives its actions as wide as the model has them.
         width = int(described.settings["max_action_dim"]) if described.type == "evo1" else described.action_dim
-        self._continued = Continued(horizon, width) if rtc else None
+        self._queue = ActionQueue(horizon, width) if guided else None
         self._plan_shape = (int(described.settings.get("horizon", 1)), described.action_dim)
         self._seen = described.n_obs_steps if self.loaded.family.history is not History.NONE else 1
 
@@ -82,7 +87,7 @@ class LeRobotStage:
             for feature in self.loaded.described.inputs:
                 spec = feature.spec()
                 specs[f"seen.{spec.name}"] = RingSpec(spec.shape, self._seen, spec.dtype)
-        for part in (self._ensemble, self._continued):
+        for part in (self._ensemble, self._queue):
             if part is not None:
                 specs |= part.state_specs()
         if self._plans:
@@ -116,9 +121,15 @@ class LeRobotStage:
             seen[feature.name] = [_tensor(feature, as_numpy(arrays[feature.key]))]
         if self._seen > 1:
             seen = {f.name: self._history(item, f, seen[f.name][0]) for f in self.loaded.described.inputs}
-        left_over = self._continued.left_over(item.state, item.step) if self._continued else None
         plan = item.state.tensor(_PLAN).get() if self._plans else None
-        return Given(item, Row(seen, item.prompt, item.noise_seed("act"), delay, left_over, plan))
+        joining = self._queue.joining(item) if self._queue else None
+        if joining is not None:
+            left, delay, frozen = joining.left_over, joining.frozen, joining.frozen
+        else:
+            left = self._queue.left_over(item.state, item.step) if self._queue and self._always else None
+            frozen = 0
+        row = Row(seen, item.prompt, item.noise_seed("act"), delay, left, plan, frozen)
+        return Given(item, row, joining is not None)
 
     def _history(self, item: StageItem, feature: Feature, now: Tensor) -> list[Tensor]:
         """The last observations that were sent, this one among them; the first is repeated while there are fewer."""
@@ -132,7 +143,7 @@ class LeRobotStage:
         for group in self._groups(given):
             try:
                 predicted = self._predictor.predict([given[i].row for i in group])
-                results.update((i, self._outputs(given[i].item, p)) for i, p in zip(group, predicted, strict=True))
+                results.update((i, self._outputs(given[i], p)) for i, p in zip(group, predicted, strict=True))
             except Exception as e:
                 if len(group) > 1:
                     raise  # the runner undoes the batch and halves it until the bad item is alone
@@ -149,15 +160,17 @@ class LeRobotStage:
             groups.setdefault((g.row.delay if left else 0, left), []).append(i)
         return list(groups.values())
 
-    def _outputs(self, item: StageItem, predicted: Predicted) -> Outputs:
-        actions = predicted.actions
+    def _outputs(self, given: Given, predicted: Predicted) -> Outputs:
+        item, actions, meta = given.item, predicted.actions, {"revision": self.revision}
         if predicted.plan is not None:
             item.state.tensor(_PLAN).set(predicted.plan)
-        if self._continued is not None:
-            self._continued.keep(item.state, item.step, predicted.raw)
+        if self._queue is not None:
+            self._queue.keep(item, predicted.raw)
         if self._ensemble is not None:
             actions = self._ensemble.apply(item.state, item.step, actions)
-        return {"chunk": Payload(PayloadKind.ACTIONS, {"actions": actions}, {"revision": self.revision})}
+        if given.guided:
+            meta[JOINED] = INPAINTED
+        return {"chunk": Payload(PayloadKind.ACTIONS, {"actions": actions}, meta)}
 
 
 def _tensor(feature: Feature, array: NDArray[np.generic]) -> Tensor:

@@ -10,7 +10,7 @@ from omni_loop.messages import PayloadKind, Scalar
 from omni_loop.types import ArraySpec, Op, SessionSpec, StageKind
 
 from .checkpoint import Described, check_tokenizer, describe, verify_here
-from .families import chunk_length, executed, family_of
+from .families import can_join, chunk_length, executed, family_of
 from .numbers import MOST_HZ, check_options
 
 _CONTROL_HZ = 10.0  # where nobody says
@@ -59,6 +59,7 @@ def lerobot(
     coefficient = described.settings.get("temporal_ensemble_coeff")
     if coefficient is not None:
         ensemble, ensemble_decay = True, float(coefficient)
+    joins = can_join(described.type, described.settings)
     if problems := [*_problems(described, horizon, control_hz, execution_horizon, ensemble, rtc, inference_delay)]:
         raise ConfigError(f"pipeline {name!r}: {'; '.join(problems)}")
     made: dict[str, Scalar] = {"checkpoint": checkpoint, "ensemble": ensemble, "ensemble_decay": ensemble_decay}
@@ -66,6 +67,7 @@ def lerobot(
     says = [family.describe(described.type, described.settings)]
     says += ["averages every step over the chunks that foresaw it"] * ensemble
     says += ["continues the chunk before it"] * rtc
+    says += ["continues the chunk before it where that is asked for"] * (not rtc and not ensemble and joins)
     description = "; ".join(says)
     spec = SessionSpec(
         pipeline=name,

@@ -11,6 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from omni_loop.action_queue import FROZEN, JOINED, JOINS
 from omni_loop.connect.base import as_numpy
 from omni_loop.messages import PayloadKind
 from omni_loop.stage import Payload
@@ -86,6 +87,13 @@ class Ours:
         (item,) = self.driver.items(self.tick, {"s": Ask({})}).values()
         self.driver.discard("s", self.tick)
         return item.noise_seed("act")
+
+    def raw(self) -> torch.Tensor:
+        """The chunk before, in the model's space."""
+        (item,) = self.driver.items(self.tick, {"s": Ask({})}).values()
+        raw: torch.Tensor = item.state.tensor("raw").get().clone()
+        self.driver.discard("s", self.tick)
+        return raw
 
     def chunk(self, arrays: Arrays, step: int, **params: int) -> NDArray[np.float32]:
         outputs = self.driver.tick("s", self.tick, ask(arrays, step, **params))
@@ -173,6 +181,50 @@ def test_real_time_chunking_continues_the_last_chunk_as_lerobot_does(
     assert far["ours"] < far["plain"]
     ours.driver.close()
     plain.driver.close()
+
+
+@pytest.mark.parametrize("kind", ["smolvla", "pi0", "pi05"])
+def test_a_tick_that_asks_for_it_joins_the_last_chunk(checkpoints: Checkpoints, small_gemma: None, kind: str) -> None:
+    """Guided as LeRobot guides, and frozen rows are the very same; a tick that does not ask is as if it could not."""
+    from lerobot.policies.rtc.configuration_rtc import RTCConfig
+
+    folder = checkpoints(kind)
+    ours, plain, theirs = Ours(folder), Ours(folder, ensemble=True), Theirs(folder)
+    theirs.policy.config.rtc_config = RTCConfig()
+    theirs.policy.init_rtc_processor()
+    scenes = episode("state", "images.top")[:3]
+    assert (ours.chunk(scenes[0], 0) == plain.chunk(scenes[0], 0)).all()
+    before = ours.raw()
+    noise = normal(generators([ours.seed()]), (8, 8), "cpu")
+    raw = theirs.policy.predict_action_chunk(
+        theirs.batch(scenes[1]), noise=noise, inference_delay=2, prev_chunk_left_over=before[None, 3:]
+    )
+    raw[:, :2] = before[3:5]
+    guided = ours.chunk(scenes[1], 3, **{FROZEN: 2, JOINS: 0})
+    assert np.abs(guided - theirs.post(raw)[0]).max() <= 1e-4
+    assert torch.equal(ours.raw()[:2], before[3:5])
+    noise = normal(generators([ours.seed()]), (8, 8), "cpu")
+    afresh = theirs.policy.predict_action_chunk(theirs.batch(scenes[2]), noise=noise)
+    assert np.abs(ours.chunk(scenes[2], 5) - theirs.post(afresh)[0]).max() <= 1e-4
+    ours.driver.close()
+    plain.driver.close()
+
+
+def test_guided_sessions_and_others_meet_in_a_batch(checkpoints: Checkpoints) -> None:
+    driver, scenes, asks = Driver(LeRobotStage(str(checkpoints("smolvla")))), episode("state", "images.top"), {}
+    for n in range(6):
+        driver.open(f"s{n}", n, "push")
+        driver.tick(f"s{n}", 0, ask(scenes[n], 0))
+        asks[f"s{n}"] = ask(scenes[n + 1], 2, **({FROZEN: n % 3, JOINS: 0} if n % 2 else {}))
+    together = dict(zip(asks, driver.batch(1, asks), strict=True))
+    for name, asked in asks.items():
+        (one,), met = driver.batch(1, {name: asked}), together[name]
+        assert not isinstance(one, Exception)
+        assert not isinstance(met, Exception)
+        got, want = (as_numpy(outputs["chunk"].arrays["actions"]) for outputs in (met, one))
+        assert np.abs(got - want).max() <= 1e-5
+        assert (JOINED in met["chunk"].meta) == (FROZEN in asked.params)
+    driver.close()
 
 
 def test_relative_actions_are_added_to_each_sessions_own_state(checkpoints: Checkpoints, small_gemma: None) -> None:
