@@ -102,7 +102,7 @@ ROWS: tuple[Row, ...] = (
     Row("F12", "SIGTERM under load"),
     Row("F13", "the server is killed"),
     Row("F14", "TCP delays, cuts and flips"),
-    Row("B1", "codec fuzz"),
+    Row("B1", "codec fuzz", "inputs", "codec_fuzz:measure"),
     Row("B2", "valid messages on a live server"),
     Row("B3", "named bad inputs"),
     Row("B4", "raw HTTP/2 garbage"),

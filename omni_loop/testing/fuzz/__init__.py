@@ -1,0 +1,1 @@
+"""A seeded mutational fuzzer of the codec, guided by the lines it reaches."""
