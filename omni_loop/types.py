@@ -201,7 +201,8 @@ class PlanSummary:
 
 @dataclass(frozen=True, slots=True)
 class TickResult:
-    """All a tick answered. ``frames_error``: what was asked besides failed; the answer itself stands."""
+    """All a tick answered. ``frames_error``: what was asked besides failed; the answer itself stands. ``early``: on the
+    server, timings of the answer that left before the frames besides it; None: it came whole."""
 
     seq: int
     epoch: int
@@ -211,3 +212,4 @@ class TickResult:
     timings: Timings = Timings()
     frames_error: OmniLoopError | None = None
     plan: PlanSummary | None = None
+    early: Timings | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ..types import Array, Op, SessionSpec
+from ..types import Array, Op, SessionSpec, TickResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +87,19 @@ class SessionSummary:
     epoch: int
     step: int
     last_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A stream's hold on its session; the one with the highest ``number`` is the present one. ``last_seq``: the highest
+    seq answered; ``accepted``: the highest accepted; ``pending``: those accepted and not answered yet. ``replies`` are
+    kept answers after what the client has received, in order; ``forgotten`` the highest seq after it whose answer is
+    kept no longer, 0 for none."""
+
+    number: int
+    epoch: int
+    last_seq: int
+    accepted: int
+    pending: tuple[int, ...]
+    replies: tuple[TickResult, ...]
+    forgotten: int

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from .._compat import StrEnum
 from ..errors import Reason, StateError
 from ..telemetry import metrics
+from ..types import TickResult
 from ..wire import codec
 from ..wire import loop_pb2 as pb
 
@@ -33,6 +34,13 @@ class Kind(StrEnum):
     CHUNK = "chunk"  # the answer of an observation: replaced by skipped{superseded} once there is a newer one
     FRAMES = "frames"  # whole frames besides an answer: replaced by an error
     PART = "part"  # frames on their way: left out
+
+
+def kind_of(result: TickResult) -> Kind:
+    """Of a tick's answer, or of the part of it that leaves before its frames."""
+    alone = result.frames is None and result.frames_error is None
+    of_observation = result.chunk is not None and result.plan is None and (alone or result.early is not None)
+    return Kind.CHUNK if of_observation else Kind.ANSWER
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
 from google.protobuf.message import Message
@@ -52,6 +53,13 @@ class Decoder:
             return function(*args, **kwargs)
         call = asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*args, **kwargs))
         return await call
+
+
+def early(result: TickResult) -> TickResult | None:
+    """``result`` as it left before the frames that came besides it; None: it came whole."""
+    if result.early is None:
+        return None
+    return replace(result, frames=None, frames_error=None, timings=result.early)
 
 
 def _has_images(message: Ask) -> bool:

@@ -6,6 +6,7 @@ bytes, so that a message that does not parse is answered like any other bad inpu
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
@@ -24,7 +25,7 @@ from ..wire import codec
 from ..wire import loop_pb2 as pb
 from .refusal import Context, public, refuse
 from .requests import Ask, Decoder
-from .stream import Connection
+from .stream import KEPT, Connection
 
 if TYPE_CHECKING:
     from ..loop.orchestrator import Orchestrator
@@ -50,7 +51,7 @@ class LoopService:
         self.decoder = Decoder(limits)
         self.orchestrator: Orchestrator | None = None
         self.draining = False
-        self._streams: dict[str, Connection] = {}
+        self.streams: set[Connection] = set()  # attached ones
 
     def handler(self) -> grpc.GenericRpcHandler:
         """What a ``grpc.aio`` server adds."""
@@ -75,8 +76,12 @@ class LoopService:
     def drain(self) -> None:
         """Refuse new sessions; streams are told, and end when their ticks in flight are answered."""
         self.draining = True
-        for stream in tuple(self._streams.values()):
+        for stream in tuple(self.streams):
             stream.drain()
+
+    async def gone(self) -> None:
+        """Once nothing of any stream runs: gRPC forgets a call that is cancelled before its handler has ended."""
+        await asyncio.gather(*(stream.gone.wait() for stream in self.streams))
 
     def close(self) -> None:
         self.decoder.close()
@@ -89,14 +94,14 @@ class LoopService:
 
     # Shared with streams ---------------------------------------------------------------------------------
 
-    def info(self, ref: pb.SessionRef) -> SessionInfo:
-        """The session, for whoever holds its token. Raises :class:`UnknownSession`."""
+    async def info(self, ref: pb.SessionRef) -> SessionInfo:
+        """The session, for whoever holds its token: every call on one begins here. Raises :class:`UnknownSession`."""
         return self.core.session(ref.session, ref.resume_token)
 
     def epoch(self, ref: pb.SessionRef) -> int:
         """Present epoch of the session; 0 for an unknown one."""
         try:
-            return self.info(ref).epoch
+            return self.core.session(ref.session, ref.resume_token).epoch
         except OmniLoopError:
             return 0
 
@@ -123,7 +128,7 @@ class LoopService:
             try:
                 message = await self.decoder.parse(kind, raw)
                 reply = await method(message, received)
-                return reply.SerializeToString()
+                return reply.SerializeToString(deterministic=True)
             except Exception as error:
                 refusal = public(error, kind.DESCRIPTOR.name.removesuffix("Request"))
             ref = getattr(message, "session", None)
@@ -151,15 +156,16 @@ class LoopService:
 
     async def _fork(self, request: pb.ForkRequest, call: Call) -> pb.OpenSessionReply:
         self._refuse_when_draining()
+        info = await self.info(request.session)
         seed = request.seed if request.HasField("seed") else None
-        return _opened(await self.core.fork(request.session.session, request.session.resume_token, seed))
+        return _opened(await self.core.fork(info.id, info.token, seed))
 
     async def _restore(self, request: pb.RestoreRequest, call: Call) -> pb.OpenSessionReply:
         self._refuse_when_draining()
         return _opened(await self.core.restore(codec.check_snapshot_name(request.name)))
 
     async def _snapshot(self, request: pb.SnapshotRequest, call: Call) -> pb.SnapshotReply:
-        info = self.info(request.session)
+        info = await self.info(request.session)
         written = await self.core.snapshot(info.id, info.token, codec.check_snapshot_name(request.name))
         return pb.SnapshotReply(bytes=written)
 
@@ -174,7 +180,7 @@ class LoopService:
 
     def _owns(self, ref: pb.SessionRef) -> bool:
         try:
-            self.info(ref)
+            self.core.session(ref.session, ref.resume_token)
         except UnknownSession:
             return False
         return True
@@ -186,40 +192,31 @@ class LoopService:
     async def _answer(self, info: SessionInfo, message: Ask, call: Call) -> pb.TickReply:
         request = await self.decoder.tick(info, message, call.nbytes, call.began)
         # Kept: a caller that goes away finds the answer when it asks for the seq again.
-        return await self.decoder.encode(await self.core.tick(request, keep=True))
+        return await self.decoder.encode(await self.core.tick(request, keep=request.op in KEPT))
 
     async def _infer(self, request: pb.InferRequest, call: Call) -> pb.TickReply:
-        return await self._answer(self.info(request.session), request.observation, call)
+        return await self._answer(await self.info(request.session), request.observation, call)
 
     async def _tick(
         self, request: pb.PredictRequest | pb.ReconditionRequest | pb.PlanRequest, call: Call
     ) -> pb.TickReply:
-        return await self._answer(self.info(request.session), request, call)
+        return await self._answer(await self.info(request.session), request, call)
 
     async def _reset(self, request: pb.ResetRequest, call: Call) -> pb.ResetReply:
-        return await self.reset(request, self.info(request.session))
+        return await self.reset(request, await self.info(request.session))
 
     async def _rewind(self, request: pb.RewindRequest, call: Call) -> pb.RewindReply:
-        return await self.rewind(request, self.info(request.session))
+        return await self.rewind(request, await self.info(request.session))
 
     async def _close(self, request: pb.CloseRequest, call: Call) -> pb.CloseReply:
-        info = self.info(request.session)
+        info = await self.info(request.session)
         await self.core.close(info.id, info.token)
         return pb.CloseReply()
 
     async def _stream(self, requests: AsyncIterable[bytes], context: Context) -> None:
         connection = Connection(self, context)
-        incoming = aiter(requests)
         try:
-            ref = await connection.attach(incoming)
-            older, self._streams[ref.session] = self._streams.get(ref.session), connection
-            if older is not None:
-                older.fence()
-            try:
-                await connection.serve(incoming)
-            finally:
-                if self._streams.get(ref.session) is connection:
-                    del self._streams[ref.session]
+            await connection.run(aiter(requests))
             return
         except Exception as error:
             refusal = public(error, "Stream")

@@ -1,46 +1,62 @@
-"""One bidirectional stream of one session.
+"""One bidirectional stream of one session, from its attach to its end.
 
-Requests are read, decoded and handed to the orchestrator in the order they came; each is answered exactly
-once (``tick``, ``skipped`` or ``error``), and an error ends nothing but its own request. A request keeps its
-place among the ``IN_FLIGHT`` until its last answer is written, so a client that does not read is not read from.
+Requests are read, decoded and handed to the orchestrator in the order they came; each is answered exactly once
+(``tick``, ``skipped`` or ``error``), and an error ends nothing but its own request. The newest attachment owns the
+stream: nothing that an older one reads after it was fenced reaches the orchestrator, and nothing more is written to its
+client.
+
+Waits end with the connection (keepalive ends a dead one), with a newer attachment, or with the server's grace.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, cast
+from collections.abc import AsyncIterator, Awaitable, Coroutine
+from typing import TYPE_CHECKING, Any, cast
 
-from ..errors import Code, InvalidInput, OmniLoopError, Reason, StateError
-from ..loop.request import TickRequest
-from ..types import FramePrediction, TickResult
+from ..errors import Code, DeadlineExceeded, InvalidInput, OmniLoopError, Reason, ServerUnavailable, StateError
+from ..loop.request import Attachment, SessionInfo, TickRequest
+from ..loop.tick import eager
+from ..telemetry import metrics
+from ..types import FramePrediction, Op, TickResult
 from ..wire import codec
 from ..wire import loop_pb2 as pb
+from .outbox import Kind, Outbox, kind_of
 from .refusal import Context, public
-from .requests import Ask
+from .requests import Ask, early
 
 if TYPE_CHECKING:
     from ..loop.flight import OnPart
     from .service import LoopService
 
-IN_FLIGHT = 4
-# Reasons of a skip; see Skipped in loop.proto.
-EXPIRED, DUPLICATE = "expired", "duplicate_in_flight"
+ATTACH_S = 10.0  # a stream whose first message takes longer ends
+# A robot comes back for what it saw; imagination that nobody waits for is not worth a pass of a model.
+KEPT = (Op.INFER, Op.RECONDITION)
+# Errors that are a skip's reason; see Skipped in loop.proto.
+_SKIPS = {Reason.SUPERSEDED: "superseded", Reason.CANCELLED: "cancelled", Reason.EXPIRED: "expired"}
+DUPLICATE = "duplicate_in_flight"
+
+_open = metrics.gauge("omni_loop_streams", "Streams that are attached to a session")
+_ended = metrics.counter("omni_loop_streams_ended", "Streams that ended", ("how",))
 
 
 class Connection:
-    """:meth:`attach` first, then :meth:`serve` to the end."""
+    """:meth:`run` is all of a stream's life. :meth:`fence` and :meth:`drain` act at once, on the event loop."""
 
     def __init__(self, service: LoopService, context: Context) -> None:
         self._service = service
         self._context = context
         self._ref = pb.SessionRef()
-        self._outbox: asyncio.Queue[tuple[pb.ServerMessage, bool] | None] = asyncio.Queue()
-        self._room = asyncio.Semaphore(IN_FLIGHT)
+        self._info: SessionInfo
+        self._outbox = Outbox(service.limits.outbox_bytes)
         self._running: dict[int, asyncio.Task[None]] = {}  # by seq
         self._turnings: set[asyncio.Task[None]] = set()  # resets and rewinds
-        self._ended = asyncio.Event()
+        self._writer: asyncio.Task[None] | None = None
+        self._room = asyncio.Event()  # an answer or a message left
+        self._drained = asyncio.Event()
+        self.gone = asyncio.Event()  # nothing of the stream runs any more
+        self._over = asyncio.Event()  # fenced, or the connection is gone
         self._fenced = False
         self._between = False  # the reader waits for a message, so it holds none
 
@@ -48,150 +64,288 @@ class Connection:
     def epoch(self) -> int:
         return self._service.epoch(self._ref)
 
+    @property
+    def unanswered(self) -> int:
+        """Requests that are with the orchestrator."""
+        return len(self._running) + len(self._turnings)
+
     def drain(self) -> None:
         """Tell the client that the server stops, and read nothing more."""
-        self._put(pb.ServerMessage(draining="the server is about to stop; attach again later"))
-        self._ended.set()
+        if not self._drained.is_set():
+            self._put(Kind.ANSWER, pb.ServerMessage(draining="the server is about to stop; attach again later"))
+            self._drained.set()
 
     def fence(self) -> None:
         """A newer stream has attached to the session: this one ends as aborted."""
         self._fenced = True
-        self._ended.set()
+        self._over.set()
 
-    async def attach(self, requests: AsyncIterator[bytes]) -> pb.SessionRef:
-        """Reads the first message. Raises :class:`InvalidInput` when it is no attach, :class:`UnknownSession`."""
-        raw = await anext(requests, None)
+    async def run(self, requests: AsyncIterator[bytes]) -> None:
+        """Until the client has no more requests and all are answered, or the stream is drained.
+
+        Raises:
+            InvalidInput: the first message is no attach. DeadlineExceeded: none came. UnknownSession.
+            StateError: aborted (fenced) by a newer stream, or the session's state was lost.
+        """
+        attach = await self._first(requests)
+        core = self._service.core
+        self._ref = attach.session
+        self._info = info = await self._service.info(attach.session)
+        last = attach.last_received_seq if attach.HasField("last_received_seq") else None
+        attached = core.attach(info.id, info.token, self.fence, last)
+        self._service.streams.add(self)
+        _open.set(len(self._service.streams))
+        how = "lost"
+        try:
+            self._welcome(attached, last is not None)
+            await self._serve(requests)
+            how = "drained" if self._drained.is_set() else "whole"
+        except StateError as error:
+            how = str(error.reason)
+            raise
+        finally:
+            _ended.inc(how=how)
+            core.detach(info.id, attached.number)
+            try:
+                await _end(self._writer, *self._running.values(), *self._turnings)
+            finally:
+                self._service.streams.discard(self)
+                _open.set(len(self._service.streams))
+                self.gone.set()
+
+    async def _first(self, requests: AsyncIterator[bytes]) -> pb.Attach:
+        try:
+            async with asyncio.timeout(ATTACH_S):
+                raw = await anext(requests, None)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"a stream's first message must be attach, and none came for {ATTACH_S:g} s"
+            ) from None
         message = pb.ClientMessage() if raw is None else await self._service.decoder.parse(pb.ClientMessage, raw)
         if message.WhichOneof("kind") != "attach":
             raise InvalidInput("the first message of a stream must be attach")
-        info = self._service.info(message.attach.session)
-        self._ref = message.attach.session
-        last = self._service.core.last_seq(info.id, info.token)
-        self._put(pb.ServerMessage(attached=pb.Attached(epoch=info.epoch, last_seq=last)))
-        return self._ref
+        return message.attach
 
-    async def serve(self, requests: AsyncIterator[bytes]) -> None:
-        """Until the client has no more requests and all are answered, or the stream is drained or fenced.
-        Raises :class:`StateError` (aborted) when fenced."""
-        reader = asyncio.create_task(self._read(requests))
-        writer = asyncio.create_task(self._write())
-        ended = asyncio.create_task(self._ended.wait())
+    def _welcome(self, attached: Attachment, resumed: bool) -> None:
+        """Without a wait: what is pending is joined before the fenced stream's waiters go, and replies come first."""
+        message = pb.Attached(
+            epoch=attached.epoch,
+            last_seq=attached.last_seq,
+            attachment=attached.number,
+            accepted=attached.accepted,
+            pending=attached.pending,
+            replayed=len(attached.replies),
+            forgotten=attached.forgotten,
+        )
+        self._put(Kind.ANSWER, pb.ServerMessage(attached=message))
+        for reply in attached.replies:
+            self._put_result(reply, codec.encode_result(early(reply) or reply))
+        if resumed:
+            core, info = self._service.core, self._info
+            for seq in attached.pending:
+                said = _Said()
+                self._answer_by(core.wait(info.id, info.token, seq, self._listener(said)), seq, said)
+
+    async def _serve(self, requests: AsyncIterator[bytes]) -> None:
+        work = asyncio.create_task(self._work(requests))
+        over = asyncio.create_task(self._over.wait())
         try:
-            await asyncio.wait((reader, writer, ended), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((work, over), return_when=asyncio.FIRST_COMPLETED)
             if self._fenced:
-                raise StateError(
-                    "a newer stream has attached to this session", code=Code.ABORTED, reason=Reason.STALE_EPOCH
-                )
-            if self._between:
-                reader.cancel()
-            else:  # a message already read is answered like the others
-                await reader
-            await asyncio.gather(*self._running.values(), *self._turnings)
-            self._outbox.put_nowait(None)
-            await writer
+                raise StateError("a newer stream has attached to this session", code=Code.ABORTED, reason=Reason.FENCED)
+            if self._writer is not None and self._writer.done():
+                self._writer.result()  # raises what ended the connection
+            await work
         finally:
-            # The ticks themselves go on in the orchestrator; only their waiters end with the connection.
-            for task in (reader, writer, ended, *self._running.values(), *self._turnings):
-                task.cancel()
+            await _end(work, over)
+
+    async def _work(self, requests: AsyncIterator[bytes]) -> None:
+        """Read to the end or to the drain, and see everything answered and written."""
+        reader = asyncio.create_task(self._read(requests))
+        drained = asyncio.create_task(self._drained.wait())
+        try:
+            await asyncio.wait((reader, drained), return_when=asyncio.FIRST_COMPLETED)
+            if reader.done() or not self._between:  # a message already read is answered like the others
+                await reader
+        finally:
+            await _end(reader, drained)
+        while tasks := [*self._running.values(), *self._turnings]:
+            await asyncio.wait(tasks)
+        if self._writer is not None:
+            await self._writer
+
+    # Requests ---------------------------------------------------------------------------------------------
 
     async def _read(self, requests: AsyncIterator[bytes]) -> None:
-        while not self._ended.is_set():
+        while not self._drained.is_set():
             self._between = True
             raw = await anext(requests, None)
             self._between = False
             if raw is None:
                 return
-            began = time.perf_counter()
-            await self._room.acquire()
-            seq = 0
-            try:
-                message = await self._service.decoder.parse(pb.ClientMessage, raw)
-                kind = message.WhichOneof("kind")
-                if kind in ("reset", "rewind"):
-                    self._turn_back(getattr(message, kind))
-                    continue
-                request_message = _request_of(message, kind)
-                seq = request_message.seq
-                if seq in self._running:
-                    self._put(pb.ServerMessage(skipped=pb.Skipped(seq=seq, reason=DUPLICATE)), last=True)
-                    continue
-                info = self._service.info(self._ref)
-                self._start(await self._service.decoder.tick(info, request_message, len(raw), began))
-            except Exception as error:
-                self._put_error(public(error, "Stream"), seq)
+            await self._hear(raw, time.perf_counter())
+
+    async def _hear(self, raw: bytes, began: float) -> None:
+        """One message. Waits while too many requests are unanswered, but a cancel, which may be what they wait for."""
+        seq = 0
+        try:
+            message = await self._service.decoder.parse(pb.ClientMessage, raw)
+            kind = message.WhichOneof("kind")
+            if kind == "cancel":
+                self._cancel(message.cancel.seq)
+                return
+            while self.unanswered >= self._service.limits.max_in_flight or self._outbox.full:
+                self._room.clear()
+                await self._room.wait()
+            if kind in ("reset", "rewind"):
+                self._turn_back(getattr(message, kind))
+                return
+            request = _request_of(message, kind)
+            seq = request.seq
+            if seq in self._running:
+                skipped = pb.Skipped(seq=seq, reason=DUPLICATE, epoch=self.epoch)
+                self._put(Kind.ANSWER, pb.ServerMessage(skipped=skipped))
+                return
+            info = await self._service.info(self._ref)
+            self._start(await self._service.decoder.tick(info, request, len(raw), began))
+        except Exception as error:
+            self._put_error(public(error, "Stream"), seq)
+
+    def _cancel(self, seq: int) -> None:
+        if not self._fenced:
+            self._service.core.cancel(self._info.id, self._info.token, seq)
 
     def _start(self, request: TickRequest) -> None:
-        """Without a wait in between, so that requests reach the orchestrator in the order they came."""
-        parts: list[TickResult] = []
-
-        def on_part(part: TickResult | FramePrediction) -> None:
-            if isinstance(part, FramePrediction):
-                self._put(pb.ServerMessage(frames=codec.encode_frames(part)))
-                return
-            parts.append(part)
-            self._put(pb.ServerMessage(tick=codec.encode_result(part)))
-
-        listener = on_part if request.frames or request.previews else None
-        # Tasks begin in the order they were made.
-        self._running[request.seq] = asyncio.create_task(self._answer(request, listener, parts))
-
-    async def _answer(self, request: TickRequest, on_part: OnPart | None, parts: list[TickResult]) -> None:
-        try:
-            # Kept: a client that comes back finds the answer when it asks for the seq again.
-            result = await self._service.core.tick(request, on_part, keep=True)
-            if parts:
-                self._put(pb.ServerMessage(frames=_frames_of(result)), last=True)
-            else:
-                self._put(pb.ServerMessage(tick=await self._service.decoder.encode(result)), last=True)
-        except Exception as error:
-            refusal = public(error, "Stream")
-            if parts:  # answered already: only what was asked besides is lost
-                lost = codec.encode_frames_error(refusal, request.seq, self.epoch)
-                self._put(pb.ServerMessage(frames=lost), last=True)
-            elif refusal.reason is Reason.EXPIRED:
-                self._put(pb.ServerMessage(skipped=pb.Skipped(seq=request.seq, reason=EXPIRED)), last=True)
-            else:
-                self._put_error(refusal, request.seq)
-        finally:
-            del self._running[request.seq]
+        """Without a wait after the look at the fence, and in the order the requests came."""
+        if self._fenced:
+            return
+        said = _Said()
+        listener = self._listener(said) if request.frames or request.previews else None
+        tick = self._service.core.tick(request, listener, keep=request.op in KEPT)
+        self._answer_by(tick, request.seq, said)
 
     def _turn_back(self, message: pb.ResetRequest | pb.RewindRequest) -> None:
-        task = asyncio.create_task(self._answer_turning(message))
-        self._turnings.add(task)
-        task.add_done_callback(self._turnings.discard)
+        if self._fenced:
+            return
+        self._follow(self._turnings, self._answer_turning(message))
+
+    # Answers ----------------------------------------------------------------------------------------------
+
+    def _listener(self, said: _Said) -> OnPart:
+        def on_part(part: TickResult | FramePrediction) -> None:
+            if isinstance(part, FramePrediction):
+                frames = pb.ServerMessage(frames=codec.encode_frames(part))
+                self._put(Kind.PART, frames, part.seq, part.epoch)
+            else:
+                said.answer = True
+                tick = pb.ServerMessage(tick=codec.encode_result(part))
+                self._put(Kind.CHUNK, tick, part.seq, part.epoch, more=True)
+
+        return on_part
+
+    def _answer_by(self, tick: Coroutine[Any, Any, TickResult], seq: int, said: _Said) -> None:
+        task = eager(self._answer(tick, seq, said))
+        if not task.done():
+            self._running[seq] = task
+            task.add_done_callback(lambda _: self._answered(seq, task))
+
+    def _answered(self, seq: int, task: asyncio.Task[None]) -> None:
+        if self._running.get(seq) is task:
+            del self._running[seq]
+        self._room.set()
+
+    async def _answer(self, tick: Awaitable[TickResult], seq: int, said: _Said) -> None:
+        try:
+            result = await tick
+            first = early(result)
+            self._put_result(result, await self._service.decoder.encode(first or result), said.answer)
+        except Exception as error:
+            refusal = public(error, "Stream")
+            reason = _skip_of(refusal)
+            if said.answer:  # answered already: only what was asked besides is lost
+                lost = codec.encode_frames_error(refusal, seq, self.epoch)
+                self._put(Kind.FRAMES, pb.ServerMessage(frames=lost), seq, lost.epoch)
+            elif reason is not None:
+                skipped = pb.Skipped(seq=seq, reason=reason, epoch=self.epoch)
+                self._put(Kind.ANSWER, pb.ServerMessage(skipped=skipped))
+            else:
+                self._put_error(refusal, seq)
 
     async def _answer_turning(self, message: pb.ResetRequest | pb.RewindRequest) -> None:
         service = self._service
         try:
-            info = service.info(self._ref)
             if isinstance(message, pb.ResetRequest):
-                reply = pb.ServerMessage(reset=await service.reset(message, info))
+                reply = pb.ServerMessage(reset=await service.reset(message, self._info))
             else:
-                reply = pb.ServerMessage(rewind=await service.rewind(message, info))
-            self._put(reply, last=True)
+                reply = pb.ServerMessage(rewind=await service.rewind(message, self._info))
+            self._put(Kind.ANSWER, reply)
         except Exception as error:
             self._put_error(public(error, message.DESCRIPTOR.name.removesuffix("Request")), 0)
 
-    def _put_error(self, error: OmniLoopError, seq: int) -> None:
-        self._put(pb.ServerMessage(error=codec.encode_error(error, seq, self.epoch)), last=True)
+    def _put_result(self, result: TickResult, answer: pb.TickReply, answered: bool = False) -> None:
+        """``answer``: encoded, without the frames that come besides it; ``answered``: it left early."""
+        seq, epoch, besides = result.seq, result.epoch, answered or result.early is not None
+        if not answered:
+            self._put(kind_of(result), pb.ServerMessage(tick=answer), seq, epoch, more=besides)
+        if besides:
+            self._put(Kind.FRAMES, pb.ServerMessage(frames=_frames_of(result)), seq, epoch)
 
-    def _put(self, message: pb.ServerMessage, last: bool = False) -> None:
-        """``last``: with this message the request is answered and gives up its place."""
-        self._outbox.put_nowait((message, last))
+    def _put_error(self, error: OmniLoopError, seq: int) -> None:
+        self._put(Kind.ANSWER, pb.ServerMessage(error=codec.encode_error(error, seq, self.epoch)))
+
+    def _put(self, kind: Kind, message: pb.ServerMessage, seq: int = 0, epoch: int = 0, *, more: bool = False) -> None:
+        if self._over.is_set():
+            return  # nobody hears it here; a newer stream has joined what is under way
+        self._outbox.put(kind, message, seq, epoch, more=more)
+        if self._writer is None or self._writer.done():
+            self._writer = eager(self._write())  # at once, and not when the loop comes round to it
 
     async def _write(self) -> None:
-        while (item := await self._outbox.get()) is not None:
-            message, last = item
-            await self._context.write(message.SerializeToString())
-            if last:
-                self._room.release()
+        try:
+            while not self._fenced and (data := self._outbox.take()) is not None:
+                self._room.set()
+                await self._context.write(data)
+        except Exception as error:
+            self._over.set()
+            raise ServerUnavailable("the connection ended while an answer was written", reason=Reason.CLOSED) from error
+
+    def _follow(self, tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
+        task = eager(work)
+        tasks.add(task)
+
+        def done(task: asyncio.Task[None]) -> None:
+            tasks.discard(task)
+            self._room.set()
+
+        task.add_done_callback(done)
+
+
+class _Said:
+    """Whether the answer of a request left before its frames."""
+
+    answer = False
+
+
+async def _end(*tasks: asyncio.Task[Any] | None) -> None:
+    """Cancel what still runs, and see it end. What it ends with was raised before, or is the cancellation."""
+    left = [task for task in tasks if task is not None]
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+
+
+def _skip_of(error: OmniLoopError) -> str | None:
+    """The reason of the skip that ``error`` is; None: it is none."""
+    if error.reason is Reason.EXPIRED and error.code is not Code.DEADLINE_EXCEEDED:
+        return None  # the session's lease
+    return _SKIPS.get(error.reason)
 
 
 def _request_of(message: pb.ClientMessage, kind: str | None) -> Ask:
     if kind == "attach":
         raise InvalidInput("the stream is attached already")
     if kind is None:
-        raise InvalidInput("a message must hold an observation, predict, recondition, plan, reset or rewind")
+        raise InvalidInput("a message must hold an observation, predict, recondition, plan, reset, rewind or cancel")
     return cast(Ask, getattr(message, kind))
 
 

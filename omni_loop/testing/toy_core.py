@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -27,7 +28,7 @@ from ..errors import (
     nearest,
 )
 from ..loop.flight import OnPart
-from ..loop.request import SessionInfo, SessionSummary, TickRequest
+from ..loop.request import Attachment, SessionInfo, SessionSummary, TickRequest
 from ..loop.tick import eager
 from ..messages import Scalar
 from ..types import (
@@ -60,18 +61,45 @@ SPEC = SessionSpec(
     prompt=True,
 )
 SECRET = "/very/secret/path"  # in the text of every failure that must stay inside
+REPLIES = 8
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A seq under way; ``over``: how it ends, once for all who wait."""
+
+    request: TickRequest
+    over: asyncio.Future[TickResult]
+    task: asyncio.Task[None] | None = None
+    listeners: list[OnPart] = field(default_factory=list)
+    waiters: int = 0
+    begun: bool = False
+
+    def end(self, error: OmniLoopError) -> None:
+        """Nobody has to be there to hear it."""
+        if not self.over.done():
+            self.over.set_exception(error)
+            self.over.exception()
+        if self.task is not None:
+            self.task.cancel()
 
 
 @dataclass(slots=True)
 class _Live:
     info: SessionInfo
     options: Mapping[str, Scalar]
+    owner: str = ""
     committed: int = 0
-    seq: int = 0
+    seq: int = 0  # highest answered
+    accepted: int = 0
+    failed: int = 0  # the highest, when it may be sent again
     step: int = 0
     past: dict[int, int] = field(default_factory=dict)  # ticks committed when the session stood at a step
-    last: TickResult | None = None
+    replies: OrderedDict[int, TickResult] = field(default_factory=OrderedDict)
+    flights: dict[int, _Flight] = field(default_factory=dict)
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    attachment: int = 0
+    fence: Callable[[], None] | None = None  # of the stream that is attached
 
 
 class ToyCore:
@@ -89,7 +117,7 @@ class ToyCore:
         self.entered = asyncio.Event()  # set when a tick has begun
         self.computed = 0
         self.requests: list[TickRequest] = []
-        self._kept: set[asyncio.Task[TickResult]] = set()
+        self.detached: list[tuple[str, int]] = []  # attachments that ended, of the session they were the newest of
         self.stopped = False
         self.live: dict[str, _Live] = {}
         self.snapshots: dict[str, _Live] = {}
@@ -97,9 +125,9 @@ class ToyCore:
     async def ping(self) -> None:
         return None
 
-    def session(self, session: str, token: str) -> SessionInfo:
-        live = self._find(session, token)
-        return replace(live.info, last_seq=live.seq, step=live.step)
+    def session(self, session: str, token: str, owner: str = "") -> SessionInfo:
+        live = self._find(session, token, owner)
+        return replace(live.info, last_seq=live.accepted, step=live.step)
 
     def last_seq(self, session: str, token: str) -> int:
         return self._find(session, token).seq
@@ -111,6 +139,8 @@ class ToyCore:
         prompt: str = "",
         observation_keys: Sequence[str] = (),
         options: Mapping[str, Scalar] | None = None,
+        *,
+        owner: str = "",
     ) -> SessionInfo:
         if pipeline not in self.specs:
             raise UnknownName(f"no pipeline {pipeline!r} is served.{nearest(pipeline, self.specs)}")
@@ -119,50 +149,144 @@ class ToyCore:
         info = SessionInfo(
             secrets.token_hex(8), secrets.token_hex(16), 1, secrets.randbits(16) if seed is None else seed, spec, keys
         )
-        self.live[info.id] = _Live(info, options or {})
+        self.live[info.id] = _Live(info, options or {}, owner)
         return info
 
-    async def tick(self, request: TickRequest, on_part: OnPart | None = None, *, keep: bool = False) -> TickResult:
-        if not keep:
-            return await self._tick(request, on_part)
-        task = eager(self._tick(request, on_part))  # its turn is that of the call
-        self._kept.add(task)
-        task.add_done_callback(self._kept.discard)
-        return await asyncio.shield(task)
+    # Ticks -------------------------------------------------------------------------------------------------
 
-    async def _tick(self, request: TickRequest, on_part: OnPart | None) -> TickResult:
+    async def tick(self, request: TickRequest, on_part: OnPart | None = None, *, keep: bool = False) -> TickResult:
         live = self._find(request.session, request.token)
-        async with live.turn:
-            self.entered.set()
-            await self.gate.wait()
-            if live.last is not None and request.seq == live.last.seq:
-                return live.last
-            if request.seq <= live.seq:
-                raise StateError(f"seq {request.seq} is stale; the last answered is {live.seq}")
-            self._misbehave(live, request)
-            if int(live.options.get("hang_at", 0)) == request.seq:
-                await asyncio.Event().wait()
-            self.computed += 1
-            self.requests.append(request)
-            live.seq = request.seq
-            if request.op is Op.PLAN:
-                live.last = self._planned(live, request)
-                return live.last
-            live.committed += 1
-            live.step = self._stands_at(live, request)
-            live.past[live.step] = live.committed
-            answer = self._answer(live, request)
-            if request.frames and on_part is not None:
-                on_part(answer)
-                await asyncio.sleep(0)
-            live.last = self._with_frames(live, request, answer)
-            return live.last
+        seq = request.seq
+        if seq in live.replies:
+            return live.replies[seq]
+        flight = live.flights.get(seq)
+        if flight is None:
+            if seq <= live.accepted and seq != live.failed:
+                raise StateError(f"seq {seq} is stale; the session is at {live.accepted}")
+            if request.supersede:
+                self._supersede(live)
+            live.accepted, live.failed = seq, 0
+            flight = live.flights[seq] = _Flight(request, asyncio.get_running_loop().create_future())
+            flight.task = eager(self._fly(live, flight))  # its turn is that of the call
+        return await self._wait(live, flight, on_part, keep)
+
+    async def wait(self, session: str, token: str, seq: int, on_part: OnPart | None = None) -> TickResult:
+        live = self._find(session, token)
+        if seq in live.replies:
+            return live.replies[seq]
+        if seq not in live.flights:
+            raise StateError(f"seq {seq} is not under way")
+        flight = live.flights[seq]
+        return await self._wait(live, flight, on_part, flight.request.op in (Op.INFER, Op.RECONDITION))
+
+    def cancel(self, session: str, token: str, seq: int) -> None:
+        live = self._find(session, token)
+        if seq in live.flights:
+            self._drop(live, live.flights[seq], StateError("cancelled", reason=Reason.CANCELLED, retryable=True))
+
+    def attach(self, session: str, token: str, fence: Callable[[], None], last_received: int | None) -> Attachment:
+        live = self._find(session, token)
+        if live.fence is not None:
+            live.fence()
+        live.attachment += 1
+        live.fence = fence
+        after = [] if last_received is None else [seq for seq in live.replies if seq > last_received]
+        gone = range(1 if last_received is None else last_received + 1, min(live.replies, default=1))
+        return Attachment(
+            live.attachment,
+            live.info.epoch,
+            live.seq,
+            live.accepted,
+            tuple(live.flights),
+            tuple(live.replies[seq] for seq in after),
+            gone[-1] if gone and last_received is not None else 0,
+        )
+
+    def detach(self, session: str, number: int) -> None:
+        live = self.live.get(session)
+        if live is not None and live.attachment == number:
+            live.fence = None
+            self.detached.append((session, number))
+
+    async def _wait(self, live: _Live, flight: _Flight, on_part: OnPart | None, keep: bool) -> TickResult:
+        if on_part is not None:
+            flight.listeners.append(on_part)
+        flight.waiters += 1
+        try:
+            return await asyncio.shield(flight.over)
+        except asyncio.CancelledError:
+            if not keep and flight.waiters == 1:
+                gone = StateError("the caller went away", reason=Reason.CANCELLED, retryable=True)
+                self._drop(live, flight, gone)
+            raise
+        finally:
+            flight.waiters -= 1
+            if on_part is not None:
+                flight.listeners.remove(on_part)
+
+    def _supersede(self, live: _Live) -> None:
+        for flight in [f for f in live.flights.values() if not f.begun and f.request.op is Op.INFER]:
+            self._drop(live, flight, StateError("a newer observation came", reason=Reason.SUPERSEDED))
+
+    def _drop(self, live: _Live, flight: _Flight, error: OmniLoopError) -> None:
+        flight.end(error)
+        live.flights.pop(flight.request.seq, None)
+        if flight.request.seq == live.accepted:
+            live.failed = live.accepted
+
+    async def _fly(self, live: _Live, flight: _Flight) -> None:
+        seq = flight.request.seq
+        try:
+            async with live.turn:
+                flight.begun = True
+                self.entered.set()
+                await self.gate.wait()
+                result = await self._run(live, flight)
+                live.replies[seq] = result
+                while len(live.replies) > REPLIES:
+                    live.replies.popitem(last=False)
+            if not flight.over.done():
+                flight.over.set_result(result)
+        except Exception as error:
+            live.failed = seq if seq == live.accepted else live.failed
+            if not flight.over.done():
+                flight.over.set_exception(error)
+                flight.over.exception()
+        finally:
+            if live.flights.get(seq) is flight:
+                del live.flights[seq]
+
+    async def _run(self, live: _Live, flight: _Flight) -> TickResult:
+        request = flight.request
+        self._misbehave(live, request)
+        if int(live.options.get("hang_at", 0)) == request.seq:
+            await asyncio.Event().wait()
+        self.computed += 1
+        self.requests.append(request)
+        live.seq = request.seq
+        if request.op is Op.PLAN:
+            return self._planned(live, request)
+        live.committed += 1
+        live.step = self._stands_at(live, request)
+        live.past[live.step] = live.committed
+        answer = self._answer(live, request)
+        if not request.frames:
+            return self._with_frames(live, request, answer)
+        answer = replace(answer, early=answer.timings)
+        for listener in tuple(flight.listeners):
+            listener(answer)
+        await asyncio.sleep(0)
+        whole = self._with_frames(live, request, answer)
+        return replace(whole, timings=Timings(4.0, 3.0, 0.25, {"act": 1.5, "frames": 1.5}))
+
+    # Sessions ----------------------------------------------------------------------------------------------
 
     async def reset(self, session: str, token: str, seed: int | None = None, prompt: str | None = None) -> int:
         live = self._find(session, token)
         async with live.turn:
             live.info = replace(live.info, epoch=live.info.epoch + 1, seed=live.info.seed if seed is None else seed)
-            live.committed, live.last, live.step, live.past = 0, None, 0, {}
+            live.committed, live.step, live.past, live.failed = 0, 0, {}, 0
+            live.replies.clear()
             return live.info.epoch
 
     async def rewind(self, session: str, token: str, step: int) -> tuple[int, int]:
@@ -171,25 +295,26 @@ class ToyCore:
             if step not in live.past:
                 raise StateError(f"step {step} cannot be reached; {sorted(live.past)} can", reason=Reason.BAD_REQUEST)
             live.info = replace(live.info, epoch=live.info.epoch + 1)
-            live.committed, live.step, live.last = live.past[step], step, None
+            live.committed, live.step = live.past[step], step
+            live.replies.clear()
             live.past = {s: n for s, n in live.past.items() if s <= step}
             return live.info.epoch, step
 
     async def fork(self, session: str, token: str, seed: int | None = None) -> SessionInfo:
         live = self._find(session, token)
         async with live.turn:
-            return self._continue(live, seed)
+            return self._continue(live, seed, live.owner)
 
     async def snapshot(self, session: str, token: str, name: str) -> int:
         live = self._find(session, token)
         async with live.turn:
-            self.snapshots[name] = replace(live, past=dict(live.past))
+            self.snapshots[name] = self._copy(live, live.info, live.owner)
             return 1000 + live.committed
 
-    async def restore(self, name: str) -> SessionInfo:
+    async def restore(self, name: str, *, owner: str = "") -> SessionInfo:
         if name not in self.snapshots:
             raise UnknownName(f"there is no snapshot {name!r}")
-        return self._continue(self.snapshots[name], None)
+        return self._continue(self.snapshots[name], None, owner)
 
     def list_sessions(self) -> Sequence[SessionSummary]:
         return [
@@ -198,26 +323,35 @@ class ToyCore:
             for i in (live.info,)
         ]
 
-    def _continue(self, live: _Live, seed: int | None) -> SessionInfo:
+    def _continue(self, live: _Live, seed: int | None, owner: str) -> SessionInfo:
         info = replace(
             live.info,
             id=secrets.token_hex(8),
             token=secrets.token_hex(16),
             seed=live.info.seed if seed is None else seed,
         )
-        self.live[info.id] = replace(live, info=info, past=dict(live.past), last=None, turn=asyncio.Lock())
-        return self.session(info.id, info.token)
+        self.live[info.id] = self._copy(live, info, owner)
+        return self.session(info.id, info.token, owner)
+
+    @staticmethod
+    def _copy(live: _Live, info: SessionInfo, owner: str) -> _Live:
+        at = {"committed": live.committed, "seq": live.seq, "accepted": live.seq, "step": live.step}
+        return _Live(info, live.options, owner, past=dict(live.past), **at)
 
     async def close(self, session: str, token: str) -> None:
-        self._find(session, token)
+        live = self._find(session, token)
+        for flight in tuple(live.flights.values()):
+            self._drop(live, flight, StateError("the session was closed", reason=Reason.CLOSED))
         del self.live[session]
 
     async def stop(self, grace_s: float = 5.0) -> None:
         self.ready, self.stopped = False, True
 
-    def _find(self, session: str, token: str) -> _Live:
+    def _find(self, session: str, token: str, owner: str | None = None) -> _Live:
         live = self.live.get(session)
         if live is None or not hmac.compare_digest(live.info.token.encode(), token.encode()):
+            raise UnknownSession("no such session")
+        if owner is not None and owner != live.owner:
             raise UnknownSession("no such session")
         return live
 

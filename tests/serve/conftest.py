@@ -31,7 +31,7 @@ async def server(deployment: Deployment, core: ToyCore) -> AsyncIterator[Server]
     core.gate.set()
     await server.stop(1.0)
     assert core.stopped
-    assert not server.service._streams
+    assert not server.service.streams
 
 
 @pytest.fixture

@@ -230,7 +230,7 @@ async def test_who_does_not_read_is_not_read_from(client: AsyncClient, server: S
         await core.entered.wait()
         for _ in range(50):
             await asyncio.sleep(0)
-        (connection,) = server.service._streams.values()
+        (connection,) = server.service.streams
         assert len(connection._running) <= 4
         core.gate.set()
         assert len(await rest(stream)) == 12
