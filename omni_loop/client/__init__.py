@@ -10,6 +10,8 @@ from __future__ import annotations
 from .aio import AsyncClient, AsyncSession
 from .book import ServerInfo, SessionList, SessionSummary
 from .channel import TIMEOUT_S
+from .playback import Played
+from .player import ChunkPlayer, PlayerStats
 from .stream import Draining, FramesLost, Refused, SessionStream, Skipped, WasReset, WasRewound
 from .sync import Client, Session
 
@@ -31,9 +33,12 @@ def connect_async(address: str, *, timeout_s: float = TIMEOUT_S) -> AsyncClient:
 __all__ = [
     "AsyncClient",
     "AsyncSession",
+    "ChunkPlayer",
     "Client",
     "Draining",
     "FramesLost",
+    "Played",
+    "PlayerStats",
     "Refused",
     "ServerInfo",
     "Session",

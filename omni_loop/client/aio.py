@@ -167,9 +167,13 @@ class AsyncSession:
         frames: int = 0,
         deadline_ms: float = 0.0,
         captured_ns: int = 0,
+        supersede: bool = False,
+        executed_through: int | None = None,
         on_part: OnPart | None = None,
     ) -> TickResult:
-        observation = self._book.infer(arrays, step, executed, frames, deadline_ms, captured_ns)
+        observation = self._book.infer(
+            arrays, step, executed, frames, deadline_ms, captured_ns, supersede, executed_through
+        )
         if on_part is not None:
             return await self._client.watch(watch.Watch(self._book, observation, on_part))
         request = pb.InferRequest(session=self._book.ref, observation=observation)

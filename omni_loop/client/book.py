@@ -145,9 +145,8 @@ class Book:
             frames=whole("frames", frames, UINT32),
             deadline_ms=duration("deadline_ms", deadline_ms),
             supersede=supersede,
+            executed_through=None if executed_through is None else _through(executed_through, step),
         )
-        if executed_through is not None:
-            message.executed_through = executed_through
         message.seq = self._next()  # last: a refused observation uses no seq
         return message
 
@@ -267,6 +266,18 @@ class Book:
             actions = actions.reshape(0, *self.spec.action.shape)
         codec.check_actions(self.spec, actions, name)
         return codec.encode_tensor(actions)
+
+
+def _through(executed_through: int, step: int) -> int:
+    """Checked: ``step`` is. The step before the observation's is the least there is, of step 0 too."""
+    if executed_through == step - 1:
+        return int(executed_through)
+    through = whole("executed_through", executed_through, MAX_COUNT)
+    if through < step:
+        raise InvalidInput(
+            f"executed_through is {through}; it must be at least {step - 1}, before the observation's step"
+        )
+    return through
 
 
 def as_array(spec: ArraySpec, value: ArrayLike, name: str) -> Array:

@@ -28,7 +28,7 @@ def to_uint8(image: ArrayLike, high: float | None = None, name: str = "image") -
     Raises:
         TensorError: NaN or infinity, a bool, or values so far outside ``0..high`` that they must be of another range.
     """
-    array = np.asarray(image)
+    array: Array = np.asarray(image)
     if array.dtype == np.uint8 and high is None:
         return array
     if array.dtype.kind not in "iuf":
@@ -43,8 +43,9 @@ def to_uint8(image: ArrayLike, high: float | None = None, name: str = "image") -
         raise TensorError(f"{name!r} holds values that are not finite")
     if least < -_SLACK * top or most > _SLACK * top:
         raise TensorError(f"{name!r} goes from {least:g} to {most:g}, but 0..{top:g} was expected: say high=...")
-    scaled = np.clip(array.astype(np.float64 if array.dtype.itemsize > 4 else np.float32) / top, 0, 1)
-    return np.rint(scaled * 255).astype(np.uint8)
+    wide = array.astype(np.float64 if array.dtype.itemsize > 4 else np.float32)
+    rounded: Image = np.rint(np.clip(wide / top, 0, 1) * 255).astype(np.uint8)
+    return rounded
 
 
 def resize(image: Image, height: int, width: int, pad: bool = False) -> Image:
@@ -116,7 +117,8 @@ def scaled_by_numpy(image: Image, height: int, width: int) -> Image:
     """As pillow's BILINEAR, but for rounding."""
     rows, columns = _triangle(image.shape[0], height), _triangle(image.shape[1], width)
     across = np.einsum("xw,hwc->hxc", columns, image.astype(np.float32))
-    return np.clip(np.rint(np.einsum("yh,hxc->yxc", rows, across)), 0, 255).astype(np.uint8)
+    scaled: Image = np.clip(np.rint(np.einsum("yh,hxc->yxc", rows, across)), 0, 255).astype(np.uint8)
+    return scaled
 
 
 def _triangle(have: int, want: int) -> NDArray[np.float32]:
@@ -125,4 +127,5 @@ def _triangle(have: int, want: int) -> NDArray[np.float32]:
     reach = max(scale, 1.0)
     centres = (np.arange(want) + 0.5) * scale
     weights = np.maximum(0, 1 - np.abs(np.arange(have) + 0.5 - centres[:, None]) / reach)
-    return (weights / weights.sum(1, keepdims=True)).astype(np.float32)
+    shares: NDArray[np.float32] = (weights / weights.sum(1, keepdims=True)).astype(np.float32)
+    return shares

@@ -167,13 +167,20 @@ class Session:
         frames: int = 0,
         deadline_ms: float = 0.0,
         captured_ns: int = 0,
+        supersede: bool = False,
+        executed_through: int | None = None,
         on_part: OnPart | None = None,
     ) -> TickResult:
         """A real observation in, an action chunk out. ``arrays`` are the session's keys, of the spec's dtype:
         nothing is cast. ``executed float32[k, action_dim]`` since the observation before; None: the first
         (step - previous step) rows of the last chunk. ``frames``: predicted frames wanted besides; ``on_part`` hears of
-        them while they are made, see :meth:`predict`."""
-        observation = self._book.infer(arrays, step, executed, frames, deadline_ms, captured_ns)
+        them while they are made, see :meth:`predict`. ``supersede``: the session's observations that wait and have not
+        begun are replaced by this one. ``executed_through``: the last control step whose action will have been executed
+        when the answer is there: rows up to it repeat the chunk before, those after it join it without a jump
+        (real-time chunking; how: the chunk's ``frozen`` and ``joined``). None: the chunk is made afresh."""
+        observation = self._book.infer(
+            arrays, step, executed, frames, deadline_ms, captured_ns, supersede, executed_through
+        )
         if on_part is not None:
             return self._client.watch(watch.Watch(self._book, observation, on_part))
         request = pb.InferRequest(session=self._book.ref, observation=observation)
