@@ -8,6 +8,7 @@ Requests may be sent before earlier ones are answered. Each is answered by exact
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Union
@@ -17,16 +18,17 @@ import grpc.aio
 from numpy.typing import ArrayLike
 
 from ..errors import InvalidInput, OmniLoopError, Reason, ServerUnavailable
-from ..types import FramePrediction, TickResult
+from ..types import MAX_COUNT, FramePrediction, TickResult
 from ..wire import codec
 from ..wire import loop_pb2 as pb
 from . import channel
+from .arguments import whole
 from .book import ANSWERS, Book
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """The request was not computed: ``superseded``, ``expired`` or ``duplicate_in_flight``."""
+    """Nothing is answered: ``superseded`` by a newer one, ``expired``, ``cancelled`` or ``duplicate_in_flight``."""
 
     seq: int
     reason: str
@@ -73,28 +75,34 @@ class Draining:
 Event = Union[TickResult, FramePrediction, FramesLost, Skipped, Refused, WasReset, WasRewound, Draining]  # noqa: UP007  3.10
 
 
-class SessionStream:
-    """``async for event in stream`` beside ``await stream.infer(...)``, which returns the ``seq`` it used."""
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """What the server says to an attach; see loop.proto. ``answered`` and ``accepted``: the highest such seq. So many
+    answers as ``replayed`` follow again; those up to ``forgotten`` (0: none) are lost, and their state stands."""
 
-    def __init__(self, channel_: grpc.aio.Channel, address: str, book: Book) -> None:
-        call = channel_.stream_stream(
-            channel.method("Stream"),
-            request_serializer=pb.ClientMessage.SerializeToString,
-            response_deserializer=pb.ServerMessage.FromString,
-        )
-        self._call: Any = call()
+    number: int
+    epoch: int
+    answered: int
+    accepted: int
+    pending: tuple[int, ...]
+    replayed: int
+    forgotten: int
+
+
+class Requests(ABC):
+    """What can be asked on a stream, and what comes back, whatever carries it."""
+
+    def __init__(self, address: str, book: Book) -> None:
         self._address = address
         self._book = book
-        self.last_seq = 0  # highest seq the server had answered when the stream attached
 
-    async def attach(self) -> None:
-        """The first exchange; raises what the server refuses it with."""
-        await self._send(pb.ClientMessage(attach=pb.Attach(session=self._book.ref)))
-        message = await self._receive()
-        if message is None or message.WhichOneof("kind") != "attached":
-            raise ServerUnavailable(f"{self._address} did not attach the session", reason=Reason.CLOSED)
-        self._book.epoch = message.attached.epoch
-        self.last_seq = message.attached.last_seq
+    @abstractmethod
+    async def _send(self, message: pb.ClientMessage) -> None:
+        """Hand ``message`` to the server."""
+
+    @abstractmethod
+    async def _receive(self) -> pb.ServerMessage | None:
+        """The next message; None: the stream has ended."""
 
     async def infer(
         self,
@@ -106,9 +114,15 @@ class SessionStream:
         deadline_ms: float = 0.0,
         captured_ns: int = 0,
         previews: bool = False,
+        supersede: bool = False,
+        executed_through: int | None = None,
     ) -> int:
-        """Send an observation; its ``seq``. ``previews``: parts of the frames are wanted as they are made."""
-        observation = self._book.infer(arrays, step, executed, frames, deadline_ms, captured_ns)
+        """Send an observation; its ``seq``. ``previews``: parts of the frames are wanted as they are made.
+        ``supersede``: observations that wait and have not begun are replaced by it, each answered by
+        :class:`Skipped`. ``executed_through``: as for :meth:`Session.infer <omni_loop.client.sync.Session.infer>`."""
+        observation = self._book.infer(
+            arrays, step, executed, frames, deadline_ms, captured_ns, supersede, executed_through
+        )
         observation.previews = previews
         await self._send(pb.ClientMessage(observation=observation))
         return observation.seq
@@ -168,13 +182,14 @@ class SessionStream:
         :meth:`Session.reset <omni_loop.client.sync.Session.reset>`, a seed does not repeat an earlier epoch."""
         await self._send(pb.ClientMessage(reset=self._book.reset(seed, prompt)))
 
-    async def done(self) -> None:
-        """No more requests; the events end when all are answered."""
-        await self._call.done_writing()
+    async def send(self, message: pb.ClientMessage) -> None:
+        """A message as it is, such as a request sent again under its own ``seq``."""
+        await self._send(message)
 
-    def cancel(self) -> None:
-        """End the stream now. Ticks under way are still committed, and answered when their seq is repeated."""
-        self._call.cancel()
+    async def cancel_request(self, seq: int) -> None:
+        """End a request that waits or runs: it is answered ``Skipped(seq, "cancelled")``, unless its answer is
+        committed already. Nothing happens for one that is answered."""
+        await self._send(pb.ClientMessage(cancel=pb.Cancel(seq=whole("seq", seq, MAX_COUNT))))
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self._events()
@@ -203,6 +218,51 @@ class SessionStream:
         if kind == "draining":
             return Draining(message.draining)
         raise InvalidInput(f"the server sent a message this version does not know: {kind}")
+
+
+class SessionStream(Requests):
+    """``async for event in stream`` beside ``await stream.infer(...)``, which returns the ``seq`` it used. It lives as
+    long as its connection; :class:`~omni_loop.client.resume.ResumingStream` outlives it."""
+
+    def __init__(self, channel_: grpc.aio.Channel, address: str, book: Book) -> None:
+        super().__init__(address, book)
+        call = channel_.stream_stream(
+            channel.method("Stream"),
+            request_serializer=pb.ClientMessage.SerializeToString,
+            response_deserializer=pb.ServerMessage.FromString,
+        )
+        self._call: Any = call()
+        self.last_seq = 0  # highest seq the server had answered when the stream attached
+
+    async def attach(self, last_received_seq: int | None = None) -> Attached:
+        """The first exchange. With ``last_received_seq`` the answers after it come again, and those under way come on
+        this stream. Raises what the server refuses it with."""
+        await self._send(
+            pb.ClientMessage(attach=pb.Attach(session=self._book.ref, last_received_seq=last_received_seq))
+        )
+        message = await self._receive()
+        if message is None or message.WhichOneof("kind") != "attached":
+            raise ServerUnavailable(f"{self._address} did not attach the session", reason=Reason.CLOSED)
+        said = message.attached
+        self._book.epoch = said.epoch
+        self.last_seq = said.last_seq
+        return Attached(
+            said.attachment,
+            said.epoch,
+            said.last_seq,
+            said.accepted,
+            tuple(said.pending),
+            said.replayed,
+            said.forgotten,
+        )
+
+    async def done(self) -> None:
+        """No more requests; the events end when all are answered."""
+        await self._call.done_writing()
+
+    def cancel(self) -> None:
+        """End the stream now. Ticks under way are still committed, and answered when their seq is repeated."""
+        self._call.cancel()
 
     async def _send(self, message: pb.ClientMessage) -> None:
         try:
