@@ -75,15 +75,15 @@ class Branching(Sessions):
         live, store = self._find(session, token), self._kept()
         return await self._in_turn(live, lambda: self._snapshot(live, store, name))
 
-    async def restore(self, name: str) -> SessionInfo:
-        """Open a session that goes on where snapshot ``name`` was taken.
+    async def restore(self, name: str, *, owner: str = "") -> SessionInfo:
+        """Open a session of ``owner`` that goes on where snapshot ``name`` was taken.
 
         Raises:
             Unsupported: this server keeps no snapshots. UnknownName: no such one, or its pipeline is not served.
             SnapshotError: corrupt, or of other weights or another spec. Exhausted: no room for another session.
         """
         self._refuse_when_draining()
-        return await self._tasks.to_the_end(self._restore(self._kept(), name), undo=self._abandon)
+        return await self._tasks.to_the_end(self._restore(self._kept(), name, owner), undo=self._abandon)
 
     # In a session's turn ----------------------------------------------------------------------------------
 
@@ -129,6 +129,7 @@ class Branching(Sessions):
             parent.options,
             parent.machine.forked(),
             parent.log.forked(),
+            parent.owner,
         )
         child = Live(session, live.route)
 
@@ -154,7 +155,8 @@ class Branching(Sessions):
             await self._check_way_back(live, version)
             await self._rebuild(live, epoch, version)
         log.cut(version)
-        session.chunk, session.reply = version.chunk, None
+        session.chunk = version.chunk
+        session.replies.clear()
         epoch = machine.rewound(version.position)
         self._tell_turned(live, "rewind")
         return epoch, version.position.step
@@ -230,7 +232,7 @@ class Branching(Sessions):
         self._tell_turned(live, "snapshot", name)
         return saved.nbytes
 
-    async def _restore(self, store: SnapshotStore, name: str) -> SessionInfo:
+    async def _restore(self, store: SnapshotStore, name: str, owner: str) -> SessionInfo:
         data, saved = await asyncio.to_thread(store.load, name)
         routes = self._pool.routes
         if data.pipeline not in routes:
@@ -240,7 +242,9 @@ class Branching(Sessions):
         machine = SessionMachine(epoch=data.epoch, tick=data.tick, position=data.position, accepted=data.seq)
         log = self._manager.log()
         log.clear(Base(name, saved.digest, _version(data)))
-        session = self._manager.open(data.pipeline, data.seed, data.prompt, data.keys, data.options, machine, log)
+        session = self._manager.open(
+            data.pipeline, data.seed, data.prompt, data.keys, data.options, machine, log, owner
+        )
         session.chunk = data.chunk
         live = Live(session, route)
 

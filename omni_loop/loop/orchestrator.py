@@ -21,6 +21,7 @@ from ..session.log import Entry, Version
 from ..session.machine import Phase, Verdict
 from ..session.manager import SessionManager
 from ..session.snapshot import SnapshotStore
+from ..telemetry import metrics
 from ..types import Op, SessionSpec, TickResult
 from .branching import Branching
 from .flight import Flight, OnPart
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
     from ..config import Deployment, SessionConfig, SnapshotConfig
 
 
+_gaps = metrics.counter("omni_loop_seqs_missing", "Seqs that were passed over by a higher one")
+_waited = metrics.histogram("omni_loop_turn_wait_seconds", "From a request's arrival to its session's turn")
+
+
 class Orchestrator(Branching):
     """Admits, advances and answers ticks; all methods belong to one event loop."""
 
@@ -54,7 +59,14 @@ class Orchestrator(Branching):
     ) -> None:
         clock = clock or SystemClock()
         manager = SessionManager(
-            clock, max_sessions, session.idle_ttl_s, session.max_waiting, session.log_bytes, session.rewind_ticks
+            clock,
+            max_sessions,
+            session.idle_ttl_s,
+            session.max_waiting,
+            session.log_bytes,
+            session.rewind_ticks,
+            session.grace_s,
+            session.replies,
         )
         super().__init__(pool, manager, clock, store, tap)
 
@@ -114,11 +126,18 @@ class Orchestrator(Branching):
         leave = functools.partial(self._end_flight, live)
         flight = live.flights.get(request.seq)
         if flight is None:
-            if live.session.machine.judge(request.seq) is Verdict.REPEAT and live.session.reply is not None:
-                return live.session.reply
+            machine, replaced = live.session.machine, _replaced(live, request)
+            verdict, kept = machine.judge(request.seq, len(replaced)), live.session.replies.get(request.seq)
+            if verdict is Verdict.REPEAT and kept is not None:
+                return kept
             self._refuse_when_draining()
             plan = check_request(live.route.graph, live.session.keys, request)
-            live.session.machine.accept(request.seq)
+            if verdict is Verdict.GAPPED:
+                _gaps.inc(request.seq - machine.accepted - 1)
+            for other in replaced:
+                newer = f"seq {request.seq} came and replaced it"
+                self._end_flight(live, other, StateError(newer, reason=Reason.SUPERSEDED))
+            machine.accept(request.seq)
             flight = live.flights[request.seq] = Flight(request, plan, arrived)
             flight.arm(leave)
             self._manager.hold(live.session)
@@ -143,6 +162,7 @@ class Orchestrator(Branching):
         """Raises only when the runners' state is in doubt: a commit, discard or release failed."""
         session, machine, plan = live.session, live.session.machine, flight.plan
         flight.began = self._clock.now()
+        _waited.observe(flight.began - flight.arrived)
         machine.started(flight.request.seq)
         run: TickRun | None = None
         try:
@@ -200,7 +220,7 @@ class Orchestrator(Branching):
         await run.discard()
         if live.session.machine.phase is Phase.RUNNING:
             live.session.machine.replied(flight.request.seq)
-            live.session.reply = result
+            live.session.remember(result)
             flight.answer(result, last=True)
             self._tell(flight, work, live.session.machine.epoch, live.session.machine.tick, live.session.seed, result)
             live.session.machine.finished()
@@ -233,12 +253,14 @@ class Orchestrator(Branching):
         """The committed answer leaves; what was asked besides follows; the next tick is fed."""
         session, machine, (_, work) = live.session, live.session.machine, entry.work
         last = not flight.plan.besides or work.count == 0
-        session.reply = result = self._timed(flight, run, answer)
+        result = self._timed(flight, run, answer)
+        session.remember(result)
         flight.answer(result, last)
         try:
             await commit
             if not last:
-                session.reply = result = await self._besides(live, flight, run, entry, result)
+                result = replace(await self._besides(live, flight, run, entry, result), early=result.timings)
+                session.remember(result)
                 flight.finish(result)
         finally:
             self._tell(flight, work, entry.version.epoch, entry.version.tick, entry.seed, result)
@@ -293,6 +315,15 @@ def _tap(deployment: Deployment) -> Tap | None:
     from ..record.recorder import Recorder
 
     return Recorder(deployment)
+
+
+def _replaced(live: Live, request: TickRequest) -> list[Flight]:
+    """Observations that wait and have not begun, which a newer one that says so replaces."""
+    if not request.supersede or request.op is not Op.INFER:
+        return []
+    begun = live.session.machine.running
+    flights = [f for f in live.flights.values() if f.request.op is Op.INFER and not f.over and not f.sealed]
+    return [f for f in flights if f.request.seq != begun and f.request.seq < request.seq]
 
 
 def _nbytes(work: Work) -> int:

@@ -20,17 +20,21 @@ from ..messages import Scalar
 from ..session.machine import Phase
 from ..session.manager import Session, SessionManager
 from ..session.snapshot import SnapshotStore
-from .flight import Flight
+from ..telemetry import metrics
+from ..types import TickResult
+from .flight import Flight, OnPart
 from .live import Live
 from .pool import Pool
 from .prepare import check_keys, check_options, check_prompt, check_seed
-from .request import SessionInfo, SessionSummary
+from .request import Attachment, SessionInfo, SessionSummary
 from .tap import Failed, Opened, Origin, Tap, Tapped, Turned, Turning
 from .tasks import Tasks, public
 from .tick import all_of
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
+_resumes = metrics.counter("omni_loop_resumes", "Streams that went on from what was received")
+_skips = metrics.counter("omni_loop_ticks_ended_early", "Ticks that ended before their answer", ("reason",))
 
 
 class Sessions:
@@ -44,11 +48,67 @@ class Sessions:
         self._live: dict[str, Live] = {}
         self._tasks = Tasks()
         self._leases: asyncio.Task[None] | None = None
+        self._wakes = 0.0  # when it wakes up, on the clock
         self._draining = False
 
-    def session(self, session: str, token: str) -> SessionInfo:
-        """The owner's view of an open session; UnknownSession otherwise."""
-        return self._info(self._find(session, token))
+    def session(self, session: str, token: str, owner: str = "") -> SessionInfo:
+        """The owner's view of an open session; UnknownSession for anybody else."""
+        return self._info(self._find(session, token, owner))
+
+    def count(self, owner: str) -> int:
+        """How many sessions ``owner`` has."""
+        return self._manager.count(owner)
+
+    def attach(self, session: str, token: str, fence: Callable[[], None], last_received: int | None) -> Attachment:
+        """A stream attaches: the one before it hears ``fence``, and the lease is that of a session in use until
+        :meth:`detach`. ``last_received`` None: it has received nothing it wants to go on from.
+
+        Raises:
+            UnknownSession. StateError: the session's state was lost.
+        """
+        live = self._find(session, token)
+        machine, last = live.session.machine, last_received or 0
+        number = self._manager.attach(live.session, fence)
+        self._watch()
+        if last_received is not None:
+            _resumes.inc()
+        under_way = [seq for seq, flight in live.flights.items() if not flight.over]
+        return Attachment(
+            number=number,
+            epoch=machine.epoch,
+            last_seq=machine.answered,
+            accepted=machine.accepted,
+            pending=tuple(sorted(under_way)),
+            replies=()
+            if last_received is None
+            else tuple(reply for reply in live.session.replies.after(last) if reply.seq not in under_way),
+            forgotten=machine.forgotten if last_received is not None and machine.forgotten > last else 0,
+        )
+
+    def detach(self, session: str, number: int) -> None:
+        """The stream ``number`` ended. Where it was the newest, its session is kept for the grace."""
+        live = self._live.get(session)
+        if live is not None and self._manager.detach(live.session, number):
+            self._watch()
+
+    def cancel(self, session: str, token: str, seq: int) -> None:
+        """End ``seq`` within one pass of a model, unless its answer is committed already; one that is not under way:
+        nothing happens."""
+        live = self._find(session, token)
+        flight = live.flights.get(seq)
+        if flight is not None and not (flight.sealed and flight.part is None):
+            self._end_flight(live, flight, StateError("the request was cancelled", reason=Reason.CANCELLED))
+
+    async def wait(self, session: str, token: str, seq: int, on_part: OnPart | None = None) -> TickResult:
+        """The answer of a ``seq`` that is under way or kept. Raises as the tick does; StateError: neither."""
+        live = self._find(session, token)
+        flight = live.flights.get(seq)
+        if flight is not None:
+            return await flight.wait(on_part, None)
+        reply = live.session.replies.get(seq)
+        if reply is None:
+            raise StateError(f"seq {seq} is neither under way nor kept", reason=Reason.STALE_SEQ)
+        return reply
 
     def list_sessions(self) -> list[SessionSummary]:
         """Every session, without what gives access to it."""
@@ -66,8 +126,11 @@ class Sessions:
         prompt: str = "",
         observation_keys: Sequence[str] = (),
         options: Mapping[str, Scalar] | None = None,
+        *,
+        owner: str = "",
     ) -> SessionInfo:
-        """Open a session. ``seed`` None: drawn here; no ``observation_keys``: exactly the required ones.
+        """Open a session. ``seed`` None: drawn here; no ``observation_keys``: exactly the required ones; ``owner``: who
+        alone can find it again.
 
         Raises:
             UnknownName: no such pipeline. InvalidInput: keys, seed or options that do not fit it.
@@ -85,6 +148,7 @@ class Sessions:
             prompt,
             check_keys(route.graph.spec, observation_keys),
             check_options(route.graph.pipeline.options, options or {}, pipeline),
+            owner=owner,
         )
         live = Live(session, route)
         return await self._tasks.to_the_end(self._enter(live, lambda: live.open(session.seed)), undo=self._abandon)
@@ -97,6 +161,8 @@ class Sessions:
     async def stop(self, grace_s: float = 5.0) -> None:
         """Refuse new work, let ticks in flight finish within ``grace_s``, then end everything."""
         self._draining = True
+        for live in self._live.values():
+            live.session.machine.draining = True
         if self._leases is not None:
             self._leases.cancel()
         await self._tasks.wait(grace_s)
@@ -142,20 +208,24 @@ class Sessions:
         live.flights.clear()
 
     def _end_flight(self, live: Live, flight: Flight, error: OmniLoopError) -> None:
-        """End ``flight`` early. Until its commit is sent, its seq may be sent again."""
+        """End ``flight`` early. Until its commit is sent, its seq may be sent again, unless a newer one replaces it."""
         if flight.over:
             return
+        _skips.inc(reason=str(error.reason))
         flight.fail(error)
         if not flight.sealed:
             machine, request = live.session.machine, flight.request
-            machine.dropped(request.seq)
+            if error.reason is Reason.SUPERSEDED:
+                machine.superseded(request.seq)
+            else:
+                machine.dropped(request.seq)
             del live.flights[request.seq]
             self._tap.failed(Failed(live.session.id, request.seq, request.op, machine.epoch, error))
 
     # The table --------------------------------------------------------------------------------------------
 
-    def _find(self, session: str, token: str) -> Live:
-        return self._live[self._manager.find(session, token).id]
+    def _find(self, session: str, token: str, owner: str | None = None) -> Live:
+        return self._live[self._manager.find(session, token, owner).id]
 
     def _info(self, live: Live) -> SessionInfo:
         s, m = live.session, live.session.machine
@@ -214,12 +284,25 @@ class Sessions:
     def _release(self, session: Session) -> None:
         """A call ended; the lease starts when it was the last one."""
         self._manager.release(session)
-        if (self._leases is None or self._leases.done()) and self._manager.next_due() is not None:
+        self._watch()
+
+    def _watch(self) -> None:
+        """See to it that somebody wakes up when the next lease ends; a lease after a lost stream may be the shorter."""
+        due = self._manager.next_due()
+        if due is None or self._draining:
+            return
+        running = self._leases is not None and not self._leases.done()
+        if running and due < self._wakes and self._leases is not None:
+            self._leases.cancel()
+            running = False
+        if not running:
+            self._wakes = due
             self._leases = asyncio.create_task(self._watch_leases())
 
     async def _watch_leases(self) -> None:
         """Sleep until the next lease ends; runs only while somebody is idle."""
         while (due := self._manager.next_due()) is not None and not self._draining:
+            self._wakes = due
             await self._clock.sleep(max(due - self._clock.now(), 0.001))
             for session in self._manager.expired():
                 expired = StateError("the session was idle for too long", reason=Reason.EXPIRED)

@@ -1,8 +1,11 @@
 """A session's life as a transition table, without any IO: what is accepted, repeated, stale or refused.
 
-Rules of ``seq``: it starts at 1 and grows; gaps are allowed, since newer observations may replace ones that were
-never sent. The seq answered last is answered again from the cache; one that is waiting or running is joined; the
-highest one may be sent again after it failed (nothing was committed); everything else is stale.
+Rules of ``seq``: it starts at 1 and grows; gaps are allowed and counted, since newer observations may replace ones
+that were never sent. One whose answer is kept is answered again from what is kept; one that is waiting or running is joined;
+one that failed (nothing was committed) may be sent again until a later one came; everything else is stale.
+
+Rules of ``attachment``: +1 at every attach of a stream; whoever holds an older one is fenced. It is not the epoch: noise
+is a function of the epoch, and a resumed stream answers what an uncut one would have.
 
 Rules of ``epoch``: +1 at a reset, at a rewind, and when a recondition replaces steps that were already committed. The
 tick number counts commits within the epoch, so a retried tick draws the same noise, and a plan, which commits nothing,
@@ -14,10 +17,11 @@ the session stays EVICTED, to be rebuilt by whoever calls next.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from .._compat import StrEnum
-from ..errors import Exhausted, InvalidInput, OmniLoopError, Reason, StateError
+from ..errors import Code, Exhausted, InvalidInput, OmniLoopError, Reason, ServerUnavailable, StateError
 
 
 class Phase(StrEnum):
@@ -46,12 +50,58 @@ class Event(StrEnum):
     CLOSED = "closed"
 
 
+class Standing(StrEnum):
+    """What the session is to a seq that arrives."""
+
+    OPEN = "open"
+    DRAINING = "draining"  # the server is about to stop
+    LOST = "lost"
+    CLOSED = "closed"  # or not open yet
+
+
+class Arrival(StrEnum):
+    """What a seq that arrives is to its session."""
+
+    NEXT = "next"  # one above the highest accepted
+    AHEAD = "ahead"  # more than one above it: those between were never sent, or got lost
+    WAITING = "waiting"  # accepted, and not over
+    ANSWERED = "answered"  # its answer is kept
+    FAILED = "failed"  # ended with nothing committed, and none after it was accepted
+    OLD = "old"  # everything else: answered and forgotten, superseded, of an earlier epoch, or never sent in time
+
+
 class Verdict(StrEnum):
     """What to do with a seq that arrived."""
 
-    NEW = "new"  # run it when its turn comes
-    REPEAT = "repeat"  # answer from the cache
-    JOIN = "join"  # wait for the one that is under way
+    NEW = "new"  # accept: run it when its turn comes
+    GAPPED = "gapped"  # accept, and count what is missing before it
+    REPEAT = "repeat"  # a duplicate: give the kept answer again
+    JOIN = "join"  # a duplicate: wait for the one that is under way
+    STALE = "stale"
+    DRAINING = "draining"
+    LOST = "lost"
+    CLOSED = "closed"
+
+
+ACCEPTED = (Verdict.NEW, Verdict.GAPPED)
+
+VERDICTS: dict[tuple[Standing, Arrival], Verdict] = {
+    (Standing.OPEN, Arrival.NEXT): Verdict.NEW,
+    (Standing.OPEN, Arrival.AHEAD): Verdict.GAPPED,
+    (Standing.OPEN, Arrival.WAITING): Verdict.JOIN,
+    (Standing.OPEN, Arrival.ANSWERED): Verdict.REPEAT,
+    (Standing.OPEN, Arrival.FAILED): Verdict.NEW,
+    (Standing.OPEN, Arrival.OLD): Verdict.STALE,
+    # Who asks for what is under way or answered still gets it; nothing new begins.
+    (Standing.DRAINING, Arrival.NEXT): Verdict.DRAINING,
+    (Standing.DRAINING, Arrival.AHEAD): Verdict.DRAINING,
+    (Standing.DRAINING, Arrival.WAITING): Verdict.JOIN,
+    (Standing.DRAINING, Arrival.ANSWERED): Verdict.REPEAT,
+    (Standing.DRAINING, Arrival.FAILED): Verdict.DRAINING,
+    (Standing.DRAINING, Arrival.OLD): Verdict.STALE,
+    **{(Standing.LOST, arrival): Verdict.LOST for arrival in Arrival},
+    **{(Standing.CLOSED, arrival): Verdict.CLOSED for arrival in Arrival},
+}
 
 
 TABLE: dict[tuple[Phase, Event], Phase] = {
@@ -105,9 +155,13 @@ class SessionMachine:
     epoch: int = 0
     tick: int = 0  # of the next tick, within the epoch
     position: Position = Position()
-    answered: int = 0  # seq whose reply is cached; 0: none in this epoch
+    answered: int = 0  # the highest seq answered with a result; 0: none in this epoch
     accepted: int = 0  # highest seq ever accepted
-    failed: int = 0  # the highest seq, when it may be sent again
+    failed: list[int] = field(default_factory=list)  # those that may be sent again, ascending
+    kept: list[int] = field(default_factory=list)  # those whose answers are kept, ascending
+    forgotten: int = 0  # the highest one answered in this epoch whose answer is kept no longer
+    attachment: int = 0  # of the newest stream
+    draining: bool = False
     running: int = 0  # seq whose tick runs; 0: none, or it is over and only being undone
     pending: list[int] = field(default_factory=list)  # accepted and not over, oldest first
 
@@ -118,40 +172,82 @@ class SessionMachine:
     def opened(self) -> None:
         self.phase = self._next(Event.OPENED)
 
-    def judge(self, seq: int) -> Verdict:
-        """What to do with ``seq``; changes nothing.
+    @property
+    def standing(self) -> Standing:
+        if self.phase is Phase.LOST:
+            return Standing.LOST
+        if not self.usable:
+            return Standing.CLOSED
+        return Standing.DRAINING if self.draining else Standing.OPEN
+
+    def arrival(self, seq: int) -> Arrival:
+        """What ``seq``, 1 or more, is to the session."""
+        if seq in self.pending:
+            return Arrival.WAITING
+        if seq in self.kept:
+            return Arrival.ANSWERED
+        if seq in self.failed and seq > max(self.pending, default=0):
+            return Arrival.FAILED
+        if seq <= self.accepted:
+            return Arrival.OLD
+        return Arrival.NEXT if seq == self.accepted + 1 else Arrival.AHEAD
+
+    def judge(self, seq: int, freeing: int = 0) -> Verdict:
+        """What to do with ``seq``; changes nothing. ``freeing``: how many that wait would be superseded by it.
 
         Raises:
             InvalidInput: below 1. StateError: stale, or the session is closed or lost. Exhausted: too many wait.
+            ServerUnavailable: draining.
         """
         self.check_usable()
         if seq < 1:
             raise InvalidInput(f"seq is {seq}; a session's first is 1")
-        if seq in self.pending:
-            return Verdict.JOIN
-        if seq == self.answered:
-            return Verdict.REPEAT
-        if seq <= self.accepted and seq != self.failed:
+        verdict = VERDICTS[self.standing, self.arrival(seq)]
+        if verdict is Verdict.STALE:
             raise StateError(f"seq {seq} is stale: the session is at seq {self.accepted}", reason=Reason.STALE_SEQ)
-        if len(self.pending) > self.max_waiting:
+        if verdict is Verdict.DRAINING:
+            raise ServerUnavailable("the server is about to stop", reason=Reason.DRAINING)
+        if verdict in ACCEPTED and len(self.pending) - freeing > self.max_waiting:
             raise Exhausted(f"{len(self.pending)} ticks of this session wait already", reason=Reason.BUSY)
-        return Verdict.NEW
+        return verdict
 
     def accept(self, seq: int) -> None:
-        """A seq judged NEW is pending from now on. Anything else raises, as :meth:`judge` does or as stale."""
+        """A seq judged NEW or GAPPED is pending from now on. Else it raises, as :meth:`judge` does or as stale."""
         verdict = self.judge(seq)
-        if verdict is not Verdict.NEW:
+        if verdict not in ACCEPTED:
             raise StateError(f"seq {seq} was accepted before ({verdict})", reason=Reason.STALE_SEQ)
         self.pending.append(seq)
-        self.accepted = seq
-        self.failed = 0
+        self.accepted = max(self.accepted, seq)
+        self.failed = [other for other in self.failed if other > seq]
+
+    def superseded(self, seq: int) -> None:
+        """A pending seq that has not begun is replaced by a newer one, for good: it cannot be sent again."""
+        if seq not in self.pending or seq == self.running:
+            raise StateError(f"seq {seq} does not wait", reason=Reason.STALE_SEQ)
+        self.pending.remove(seq)
+
+    def attached(self) -> int:
+        """A stream attaches; its number. Older ones are fenced."""
+        self.check_usable()
+        self.attachment += 1
+        return self.attachment
+
+    def check_attachment(self, number: int) -> None:
+        """Raises StateError (aborted, fenced) for any attachment but the newest."""
+        if number != self.attachment:
+            raise StateError("a newer stream has attached to this session", code=Code.ABORTED, reason=Reason.FENCED)
+
+    def forgot(self, seqs: Collection[int]) -> None:
+        """Answers of ``seqs`` are kept no longer."""
+        self.kept = [seq for seq in self.kept if seq not in seqs]
+        self.forgotten = max(self.forgotten, *seqs) if seqs else self.forgotten
 
     def dropped(self, seq: int) -> None:
-        """A pending seq is over with nothing committed; the highest one may be sent again. One that is not
+        """A pending seq is over with nothing committed; it may be sent again until a later one comes. One that is not
         pending: nothing happens. The phase stays: a running tick is still being undone."""
         if seq in self.pending and not (self.phase is Phase.TRAILING and seq == self.running):
             self.pending.remove(seq)
-            self.failed = seq if seq == self.accepted else self.failed
+            self.failed = sorted({*self.failed, seq})
             self.running = 0 if seq == self.running else self.running
 
     def started(self, seq: int) -> None:
@@ -168,7 +264,7 @@ class SessionMachine:
         if seq != self.running:
             raise StateError(f"seq {seq} does not run", reason=Reason.STALE_SEQ)
         self.phase = phase
-        self.answered = seq
+        self._answered(seq)
         self.position = position
         self.epoch, self.tick = (self.epoch + 1, 0) if past else (self.epoch, self.tick + 1)
 
@@ -178,7 +274,7 @@ class SessionMachine:
         if seq != self.running:
             raise StateError(f"seq {seq} does not run", reason=Reason.STALE_SEQ)
         self.phase = phase
-        self.answered = seq
+        self._answered(seq)
 
     def finished(self) -> None:
         """What ran besides the answer is over too."""
@@ -197,7 +293,7 @@ class SessionMachine:
         self.epoch += 1
         self.tick = 0
         self.position = Position()
-        self.answered = self.failed = 0
+        self._forget()
         return self.epoch
 
     def rewound(self, position: Position) -> int:
@@ -206,7 +302,7 @@ class SessionMachine:
         self.epoch += 1
         self.tick = 0
         self.position = position
-        self.answered = self.failed = 0
+        self._forget()
         return self.epoch
 
     def evicted(self) -> None:
@@ -237,6 +333,16 @@ class SessionMachine:
         """Raise StateError when the session is not open, lost or closed."""
         if not self.usable:
             raise self.refusal(Event.STARTED)
+
+    def _answered(self, seq: int) -> None:
+        self.answered = seq
+        self.kept.append(seq)
+        self.failed = [other for other in self.failed if other > seq]
+
+    def _forget(self) -> None:
+        """Answers of the epoch before are never given again, and what failed in it is not sent again."""
+        self.answered = self.forgotten = 0
+        self.kept, self.failed = [], []
 
     def _next(self, event: Event) -> Phase:
         phase = TABLE.get((self.phase, event))

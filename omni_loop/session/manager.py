@@ -1,14 +1,15 @@
 """Who may use which session and how long it is kept: ids, resume tokens, the bound, leases. No IO.
 
-A session's memory here is bounded: its place, its last chunk, its last reply, receipts for the next tick, and its log.
+A session's memory here is bounded: its place, its last chunk, its last replies, receipts for the next tick, and its
+log.
 """
 
 from __future__ import annotations
 
 import hmac
 import secrets
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,13 +19,16 @@ from ..messages import Receipt, Scalar
 from ..types import ActionChunk, TickResult
 from .log import SessionLog
 from .machine import Phase, SessionMachine
+from .replies import Replies
 
 _NOBODY = secrets.token_urlsafe(32)  # compared against when the id is unknown, so that both cases cost the same
 
 
 @dataclass(slots=True)
 class Session:
-    """One session. ``feedback`` maps names of feedback edges to receipts of the tick before."""
+    """One session. ``feedback`` maps names of feedback edges to receipts of the tick before. ``owner``: the principal
+    that opened it; "" where nobody has to say who they are. ``fence`` tells the stream that is attached that a newer
+    one has come; ``detached``: the last one was lost, and nobody has called since."""
 
     id: str
     token: str
@@ -35,20 +39,30 @@ class Session:
     options: Mapping[str, Scalar]
     machine: SessionMachine
     log: SessionLog[Any]
+    replies: Replies
+    owner: str = ""
     chunk: ActionChunk | None = None
-    reply: TickResult | None = None
     feedback: dict[str, Receipt] = field(default_factory=dict)
     busy: int = 0  # calls under way; the lease is suspended meanwhile
+    fence: Callable[[], None] | None = None
+    detached: bool = False
+
+    def remember(self, reply: TickResult) -> None:
+        """``reply`` is given to whoever asks for its seq again."""
+        if gone := self.replies.keep(reply):
+            self.machine.forgot(gone)
 
     def forget(self) -> None:
         """Drop what belongs to the state before a reset. The receipts must have been released."""
-        self.chunk = self.reply = None
+        self.chunk = None
+        self.replies.clear()
         self.feedback = {}
         self.log.clear()
 
 
 class SessionManager:
-    """The table of sessions. A silent session is due ``idle_ttl_s`` after its last call ended."""
+    """The table of sessions. A silent session is due ``idle_ttl_s`` after its last call ended, and one whose stream was
+    lost ``grace_s`` after it; while a call is under way neither runs."""
 
     def __init__(
         self,
@@ -58,14 +72,19 @@ class SessionManager:
         max_waiting: int = 4,
         log_bytes: int = 32 << 20,
         rewind_ticks: int = 8,
+        grace_s: float = 60.0,
+        replies: int = 8,
     ) -> None:
         self._clock = clock
         self._max_sessions = max_sessions
-        self._ttl = idle_ttl_s
+        self._ttl, self._grace, self._replies = idle_ttl_s, grace_s, replies
         self._max_waiting = max_waiting
         self._log_bytes, self._rewind_ticks = log_bytes, rewind_ticks
         self._sessions: dict[str, Session] = {}
-        self._due: OrderedDict[str, float] = OrderedDict()  # one ttl for all, so insertion order is due order
+        # Of each kind of lease one length for all, so that insertion order is due order.
+        self._idle: OrderedDict[str, float] = OrderedDict()
+        self._lost: OrderedDict[str, float] = OrderedDict()
+        self._owned: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -82,6 +101,7 @@ class SessionManager:
         options: Mapping[str, Scalar],
         machine: SessionMachine | None = None,
         log: SessionLog[Any] | None = None,
+        owner: str = "",
     ) -> Session:
         """A new session in phase NEW, busy until the first :meth:`release`; ``machine`` and ``log`` of one that
         continues another. Exhausted when the table is full."""
@@ -104,20 +124,30 @@ class SessionManager:
             options=options,
             machine=machine,
             log=self.log() if log is None else log,
+            replies=Replies(self._replies),
+            owner=owner,
             busy=1,
         )
         self._sessions[session.id] = session
+        self._owned[owner] += 1
         return session
+
+    def count(self, owner: str) -> int:
+        """Sessions of ``owner``."""
+        return self._owned[owner]
 
     def log(self) -> SessionLog[Any]:
         """An empty log of the configured size."""
         return SessionLog(self._log_bytes, self._rewind_ticks)
 
-    def find(self, id: str, token: str) -> Session:
-        """The session, for whoever holds its token. An unknown id and a wrong token give the same error."""
+    def find(self, id: str, token: str, owner: str | None = None) -> Session:
+        """The session, for whoever holds its token and, where ``owner`` is given, opened it. An unknown id, a wrong
+        token and another owner give the same error, after the same work."""
         session = self._sessions.get(id)
-        expected = _NOBODY if session is None else session.token
+        expected, owned = (_NOBODY, "") if session is None else (session.token, session.owner)
         fits = hmac.compare_digest(expected.encode(), token.encode("utf-8", "surrogatepass"))
+        theirs = owned if owner is None else owner
+        fits &= hmac.compare_digest(owned.encode(), theirs.encode("utf-8", "surrogatepass"))
         if session is None or not fits or session.machine.phase in (Phase.NEW, Phase.CLOSED):
             raise UnknownSession("no such session: never opened, closed, expired, or the resume token is wrong")
         return session
@@ -125,26 +155,61 @@ class SessionManager:
     def hold(self, session: Session) -> None:
         """A call on the session begins: its lease is suspended."""
         session.busy += 1
-        self._due.pop(session.id, None)
+        session.detached = False
+        self._forget_due(session)
 
     def release(self, session: Session) -> None:
         """A call ended; with the last one the lease starts anew."""
         session.busy -= 1
+        self._renew(session)
+
+    def attach(self, session: Session, fence: Callable[[], None]) -> int:
+        """A stream attaches; its number. The one before it is fenced."""
+        number, older = session.machine.attached(), session.fence
+        session.fence, session.detached = fence, False
+        self._renew(session)
+        if older is not None:
+            older()
+        return number
+
+    def detach(self, session: Session, number: int) -> bool:
+        """The stream ``number`` was lost; False: it was not the newest. Else its session is kept for the grace."""
+        if number != session.machine.attachment or session.fence is None:
+            return False
+        session.fence, session.detached = None, True
+        self._renew(session)
+        return True
+
+    def _renew(self, session: Session) -> None:
+        """The lease starts anew, unless a call is under way."""
+        self._forget_due(session)
         if session.busy == 0 and session.id in self._sessions and session.machine.phase is not Phase.CLOSED:
-            self._due[session.id] = self._clock.now() + self._ttl
+            if session.detached:
+                self._lost[session.id] = self._clock.now() + self._grace
+            else:
+                self._idle[session.id] = self._clock.now() + self._ttl
+
+    def _forget_due(self, session: Session) -> None:
+        self._idle.pop(session.id, None)
+        self._lost.pop(session.id, None)
 
     def remove(self, session: Session) -> None:
         """Free the session's place."""
-        self._sessions.pop(session.id, None)
-        self._due.pop(session.id, None)
+        if self._sessions.pop(session.id, None) is not None:
+            self._owned[session.owner] -= 1
+            if not self._owned[session.owner]:
+                del self._owned[session.owner]
+        self._forget_due(session)
 
     def next_due(self) -> float | None:
         """When the next lease ends, on the clock; None: nobody is idle."""
-        return next(iter(self._due.values()), None)
+        firsts = [next(iter(due.values())) for due in (self._idle, self._lost) if due]
+        return min(firsts, default=None)
 
     def expired(self) -> list[Session]:
         """Sessions whose lease has ended; they stay in the table until :meth:`remove`."""
         now, over = self._clock.now(), []
-        while self._due and next(iter(self._due.values())) <= now:
-            over.append(self._sessions[self._due.popitem(last=False)[0]])
+        for due in (self._idle, self._lost):
+            while due and next(iter(due.values())) <= now:
+                over.append(self._sessions[due.popitem(last=False)[0]])
         return over
