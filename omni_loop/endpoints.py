@@ -66,14 +66,19 @@ class OpenpiEndpoint(Section):
     dialect: Literal["openpi", "roboarena", "realtime"] = "openpi"
     keys: Mapping[str, str] = Field(default_factory=dict)
     metadata: Mapping[str, str | int | float | bool] = Field(default_factory=dict)  # sent when a client connects
+    # Control steps between two observations, which this protocol does not say; None: the pipeline's execution horizon.
+    steps_per_infer: Annotated[int, Field(ge=1, le=1 << 16)] | None = None
 
 
 class LerobotEndpoint(Section):
-    """LeRobot's AsyncInference gRPC. ``models`` is the allow-list: what a client names, to the pipeline it gets."""
+    """LeRobot's AsyncInference gRPC. ``models`` is the allow-list: what a client names, to the pipeline it gets. ``keys``
+    maps dataset features (``observation.state``, ``observation.images.top``) to the pipeline's observation names;
+    without it they are the same, less ``observation.``."""
 
     host: str = "127.0.0.1"
     port: Port = 8080
     models: Annotated[Mapping[str, str], Field(min_length=1)]
+    keys: Mapping[str, str] = Field(default_factory=dict)
 
 
 class AdminEndpoint(Section):
