@@ -102,6 +102,8 @@ class Mutator:
             field, value = present[int(draw.random() * len(present))]
         else:
             fields = message.DESCRIPTOR.fields
+            if not fields:
+                return
             field = fields[int(draw.random() * len(fields))]
             value = getattr(message, field.name)
         if draw.random() < 0.05:
