@@ -83,11 +83,11 @@ class Line:
 
 
 ROWS: tuple[Row, ...] = (
-    Row("L1", "64 live sessions at 5 Hz"),
-    Row("L2", "512 sessions at 1 Hz, and one too many"),
+    Row("L1", "64 live sessions at 5 Hz", "ms p99", "load:live"),
+    Row("L2", "512 sessions at 1 Hz, and one too many", "ms p99", "load:wide"),
     Row("L3", "8 sessions for 24 simulated hours", "MB per simulated hour", "long:measure", below=1.0),
     Row("L4", "10,000 sessions opened and left"),
-    Row("L5", "a session that floods"),
+    Row("L5", "a session that floods", "times the p99 of others", "load:fair"),
     Row("F1", "the connection is cut at every message"),
     Row("F2", "two clients claim one session"),
     Row("F3", "a stage is killed"),
