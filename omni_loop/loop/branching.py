@@ -75,6 +75,10 @@ class Branching(Sessions):
         live, store = self._find(session, token), self._kept()
         return await self._in_turn(live, lambda: self._snapshot(live, store, name))
 
+    async def snapshots(self) -> list[str]:
+        """Names of all snapshots that are kept. Raises :class:`~omni_loop.errors.Unsupported`."""
+        return await asyncio.to_thread(self._kept().names)
+
     async def restore(self, name: str, *, owner: str = "") -> SessionInfo:
         """Open a session of ``owner`` that goes on where snapshot ``name`` was taken.
 

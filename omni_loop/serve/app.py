@@ -9,7 +9,7 @@ import logging
 import signal
 import socket
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2_grpc
@@ -19,8 +19,10 @@ from ..endpoints import is_loopback
 from ..errors import ConfigError, Reason, ServerUnavailable
 from ..loop.tick import all_of
 from ..wire.codec import Limits
+from .auth import Gate, Interceptor
 from .health import Health
 from .service import SERVICE, LoopService
+from .tls import HANDSHAKE_MS
 
 if TYPE_CHECKING:
     from ..config import Deployment
@@ -96,10 +98,13 @@ class Server:
     def __init__(self, deployment: Deployment, start: Start | None = None) -> None:
         self.deployment = deployment
         self.address = ""
-        self.service = LoopService(_limits(deployment))
-        # Who may call: set before :meth:`start`. Credentials None: plaintext.
-        self.interceptors: list[grpc.aio.ServerInterceptor[Any, Any]] = []
-        self.credentials: grpc.ServerCredentials | None = None
+        self.gate = Gate(deployment.access)
+        self.service = LoopService(_limits(deployment), self.gate)
+        # Who may call. Credentials None: plaintext.
+        self.interceptors: list[grpc.aio.ServerInterceptor] = []
+        if not self.gate.open:
+            self.interceptors.append(Interceptor(self.gate, charged=frozenset({f"/{SERVICE}/Stream"})))
+        self.credentials = self.gate.credentials()
         self.endpoints: list[Endpoint] = []
         self._start = start or _start_orchestrator
         self._health = Health(self.service)
@@ -174,6 +179,7 @@ def _options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_MS),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
     ]
 
 

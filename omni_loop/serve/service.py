@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,6 +24,7 @@ from ..loop.request import SessionInfo, SessionSummary
 from ..types import SessionSpec
 from ..wire import codec
 from ..wire import loop_pb2 as pb
+from .auth import Gate, principal, stored_name
 from .refusal import Context, public, refuse
 from .requests import Ask, Decoder
 from .stream import KEPT, Connection
@@ -44,10 +46,12 @@ class Call:
 
 
 class LoopService:
-    """``omni_loop.v1.Loop``. Before :attr:`orchestrator` is set every session call is refused as not ready."""
+    """``omni_loop.v1.Loop``. Before :attr:`orchestrator` is set every session call is refused as not ready. ``gate``:
+    whose quotas are kept; None: there are none."""
 
-    def __init__(self, limits: codec.Limits) -> None:
+    def __init__(self, limits: codec.Limits, gate: Gate | None = None) -> None:
         self.limits = limits
+        self.gate = gate or Gate()
         self.decoder = Decoder(limits)
         self.orchestrator: Orchestrator | None = None
         self.draining = False
@@ -95,13 +99,14 @@ class LoopService:
     # Shared with streams ---------------------------------------------------------------------------------
 
     async def info(self, ref: pb.SessionRef) -> SessionInfo:
-        """The session, for whoever holds its token: every call on one begins here. Raises :class:`UnknownSession`."""
-        return self.core.session(ref.session, ref.resume_token)
+        """The session, for the principal that opened it and holds its token: every call on one begins here. Raises
+        :class:`UnknownSession`."""
+        return self.core.session(ref.session, ref.resume_token, principal.get())
 
     def epoch(self, ref: pb.SessionRef) -> int:
         """Present epoch of the session; 0 for an unknown one."""
         try:
-            return self.core.session(ref.session, ref.resume_token).epoch
+            return self.core.session(ref.session, ref.resume_token, principal.get()).epoch
         except OmniLoopError:
             return 0
 
@@ -152,21 +157,29 @@ class LoopService:
         _check_digest(request, self.core.specs)
         seed = request.seed if request.HasField("seed") else None
         keys, options = tuple(request.observation_keys), dict(request.options)
-        return _opened(await self.core.open(request.pipeline, seed, request.prompt, keys, options))
+        async with self._opening() as owner:
+            return _opened(await self.core.open(request.pipeline, seed, request.prompt, keys, options, owner=owner))
 
     async def _fork(self, request: pb.ForkRequest, call: Call) -> pb.OpenSessionReply:
         self._refuse_when_draining()
         info = await self.info(request.session)
         seed = request.seed if request.HasField("seed") else None
-        return _opened(await self.core.fork(info.id, info.token, seed))
+        async with self._opening():
+            return _opened(await self.core.fork(info.id, info.token, seed))
 
     async def _restore(self, request: pb.RestoreRequest, call: Call) -> pb.OpenSessionReply:
         self._refuse_when_draining()
-        return _opened(await self.core.restore(codec.check_snapshot_name(request.name)))
+        name = codec.check_snapshot_name(request.name)
+        async with self._opening() as owner:
+            with _shown_as(name, kept := stored_name(owner, name)):
+                return _opened(await self.core.restore(kept, owner=owner))
 
     async def _snapshot(self, request: pb.SnapshotRequest, call: Call) -> pb.SnapshotReply:
         info = await self.info(request.session)
-        written = await self.core.snapshot(info.id, info.token, codec.check_snapshot_name(request.name))
+        name, owner = codec.check_snapshot_name(request.name), principal.get()
+        with _shown_as(name, kept := stored_name(owner, name)):
+            async with self.gate.keeping(owner, self.core.snapshots, kept):
+                written = await self.core.snapshot(info.id, info.token, kept)
         return pb.SnapshotReply(bytes=written)
 
     async def _list_sessions(self, request: pb.ListSessionsRequest, call: Call) -> pb.ListSessionsReply:
@@ -180,10 +193,17 @@ class LoopService:
 
     def _owns(self, ref: pb.SessionRef) -> bool:
         try:
-            self.core.session(ref.session, ref.resume_token)
+            self.core.session(ref.session, ref.resume_token, principal.get())
         except UnknownSession:
             return False
         return True
+
+    @asynccontextmanager
+    async def _opening(self) -> AsyncIterator[str]:
+        """The principal, which opens a session inside of its quota."""
+        core, owner = self.core, principal.get()
+        async with self.gate.opening(owner, lambda: core.count(owner)):
+            yield owner
 
     def _refuse_when_draining(self) -> None:
         if self.draining:
@@ -221,6 +241,16 @@ class LoopService:
         except Exception as error:
             refusal = public(error, "Stream")
         await refuse(context, refusal, connection.epoch)
+
+
+@contextmanager
+def _shown_as(name: str, kept: str) -> Iterator[None]:
+    """Errors about the snapshot ``kept`` name it as its owner does."""
+    try:
+        yield
+    except OmniLoopError as error:
+        error.text = error.text.replace(kept, name)
+        raise
 
 
 def _check_digest(request: pb.OpenSessionRequest, specs: Mapping[str, SessionSpec]) -> None:

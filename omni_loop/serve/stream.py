@@ -22,6 +22,7 @@ from ..telemetry import metrics
 from ..types import FramePrediction, Op, TickResult
 from ..wire import codec
 from ..wire import loop_pb2 as pb
+from .auth import principal
 from .outbox import Kind, Outbox, kind_of
 from .refusal import Context, public
 from .requests import Ask, early
@@ -58,6 +59,7 @@ class Connection:
         self.gone = asyncio.Event()  # nothing of the stream runs any more
         self._over = asyncio.Event()  # fenced, or the connection is gone
         self._fenced = False
+        self._broken: Exception | None = None  # what writing ended with
         self._between = False  # the reader waits for a message, so it holds none
 
     @property
@@ -153,8 +155,10 @@ class Connection:
             await asyncio.wait((work, over), return_when=asyncio.FIRST_COMPLETED)
             if self._fenced:
                 raise StateError("a newer stream has attached to this session", code=Code.ABORTED, reason=Reason.FENCED)
-            if self._writer is not None and self._writer.done():
-                self._writer.result()  # raises what ended the connection
+            if self._broken is not None:
+                raise ServerUnavailable(
+                    "the connection ended while an answer was written", reason=Reason.CLOSED
+                ) from self._broken
             await work
         finally:
             await _end(work, over)
@@ -197,11 +201,12 @@ class Connection:
             while self.unanswered >= self._service.limits.max_in_flight or self._outbox.full:
                 self._room.clear()
                 await self._room.wait()
+            seq = getattr(getattr(message, kind or "", None), "seq", 0)
+            self._service.gate.charge(principal.get(), len(raw))
             if kind in ("reset", "rewind"):
                 self._turn_back(getattr(message, kind))
                 return
             request = _request_of(message, kind)
-            seq = request.seq
             if seq in self._running:
                 skipped = pb.Skipped(seq=seq, reason=DUPLICATE, epoch=self.epoch)
                 self._put(Kind.ANSWER, pb.ServerMessage(skipped=skipped))
@@ -306,8 +311,8 @@ class Connection:
                 self._room.set()
                 await self._context.write(data)
         except Exception as error:
+            self._broken = error
             self._over.set()
-            raise ServerUnavailable("the connection ended while an answer was written", reason=Reason.CLOSED) from error
 
     def _follow(self, tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
         task = eager(work)

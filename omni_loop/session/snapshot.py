@@ -46,6 +46,9 @@ class Saved:
 class SnapshotStore(Protocol):
     """Blocking calls, safe from several threads at once."""
 
+    def names(self) -> list[str]:
+        """Of all snapshots that are kept."""
+
     def save(self, name: str, data: SnapshotData) -> Saved:
         """Write ``data`` as ``name``; one of that name is replaced when the new one is complete.
 

@@ -8,11 +8,14 @@ another session shows, and so does one of a fork, a rewind or a snapshot. ``ToyC
 from __future__ import annotations
 
 import asyncio
+import functools
 import hmac
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -27,7 +30,7 @@ from ..errors import (
     UnknownSession,
     nearest,
 )
-from ..loop.flight import OnPart
+from ..loop.flight import Flight, OnPart
 from ..loop.request import Attachment, SessionInfo, SessionSummary, TickRequest
 from ..loop.tick import eager
 from ..messages import Scalar
@@ -42,6 +45,9 @@ from ..types import (
     TickResult,
     Timings,
 )
+
+if TYPE_CHECKING:
+    from ..loop.graph import CompiledPlan
 
 SPEC = SessionSpec(
     pipeline="toy",
@@ -64,24 +70,13 @@ SECRET = "/very/secret/path"  # in the text of every failure that must stay insi
 REPLIES = 8
 
 
-@dataclass(slots=True)
-class _Flight:
-    """A seq under way; ``over``: how it ends, once for all who wait."""
+class _Flight(Flight):
+    """A seq under way."""
 
-    request: TickRequest
-    over: asyncio.Future[TickResult]
-    task: asyncio.Task[None] | None = None
-    listeners: list[OnPart] = field(default_factory=list)
-    waiters: int = 0
-    begun: bool = False
-
-    def end(self, error: OmniLoopError) -> None:
-        """Nobody has to be there to hear it."""
-        if not self.over.done():
-            self.over.set_exception(error)
-            self.over.exception()
-        if self.task is not None:
-            self.task.cancel()
+    def __init__(self, request: TickRequest) -> None:
+        super().__init__(request, cast("CompiledPlan", None), 0.0)  # the toy has no stages
+        self.task: asyncio.Task[None] | None = None
+        self.begun = False
 
 
 @dataclass(slots=True)
@@ -120,7 +115,7 @@ class ToyCore:
         self.detached: list[tuple[str, int]] = []  # attachments that ended, of the session they were the newest of
         self.stopped = False
         self.live: dict[str, _Live] = {}
-        self.snapshots: dict[str, _Live] = {}
+        self.kept: dict[str, _Live] = {}
 
     async def ping(self) -> None:
         return None
@@ -163,12 +158,14 @@ class ToyCore:
         if flight is None:
             if seq <= live.accepted and seq != live.failed:
                 raise StateError(f"seq {seq} is stale; the session is at {live.accepted}")
+            if int(live.options.get("crash_at", 0)) == seq:
+                raise RuntimeError(f"{SECRET} is not readable")
             if request.supersede:
                 self._supersede(live)
             live.accepted, live.failed = seq, 0
-            flight = live.flights[seq] = _Flight(request, asyncio.get_running_loop().create_future())
+            flight = live.flights[seq] = _Flight(request)
             flight.task = eager(self._fly(live, flight))  # its turn is that of the call
-        return await self._wait(live, flight, on_part, keep)
+        return await flight.wait(on_part, None if keep else functools.partial(self._drop, live, flight))
 
     async def wait(self, session: str, token: str, seq: int, on_part: OnPart | None = None) -> TickResult:
         live = self._find(session, token)
@@ -176,8 +173,7 @@ class ToyCore:
             return live.replies[seq]
         if seq not in live.flights:
             raise StateError(f"seq {seq} is not under way")
-        flight = live.flights[seq]
-        return await self._wait(live, flight, on_part, flight.request.op in (Op.INFER, Op.RECONDITION))
+        return await self.tick(live.flights[seq].request, on_part, keep=True)
 
     def cancel(self, session: str, token: str, seq: int) -> None:
         live = self._find(session, token)
@@ -208,53 +204,43 @@ class ToyCore:
             live.fence = None
             self.detached.append((session, number))
 
-    async def _wait(self, live: _Live, flight: _Flight, on_part: OnPart | None, keep: bool) -> TickResult:
-        if on_part is not None:
-            flight.listeners.append(on_part)
-        flight.waiters += 1
-        try:
-            return await asyncio.shield(flight.over)
-        except asyncio.CancelledError:
-            if not keep and flight.waiters == 1:
-                gone = StateError("the caller went away", reason=Reason.CANCELLED, retryable=True)
-                self._drop(live, flight, gone)
-            raise
-        finally:
-            flight.waiters -= 1
-            if on_part is not None:
-                flight.listeners.remove(on_part)
-
     def _supersede(self, live: _Live) -> None:
         for flight in [f for f in live.flights.values() if not f.begun and f.request.op is Op.INFER]:
             self._drop(live, flight, StateError("a newer observation came", reason=Reason.SUPERSEDED))
 
-    def _drop(self, live: _Live, flight: _Flight, error: OmniLoopError) -> None:
-        flight.end(error)
-        live.flights.pop(flight.request.seq, None)
-        if flight.request.seq == live.accepted:
-            live.failed = live.accepted
+    @asynccontextmanager
+    async def _turn(self, live: _Live) -> AsyncIterator[None]:
+        """In the order of the calls, and late enough that no answer overtakes one before it."""
+        async with live.turn:
+            await asyncio.sleep(0)
+            yield
+
+    def _drop(self, live: _Live, flight: Flight, error: OmniLoopError) -> None:
+        """End ``flight`` with nothing committed."""
+        seq = flight.request.seq
+        flight.fail(error)
+        dropped = live.flights.pop(seq, None)
+        if dropped is not None and dropped.task is not None:
+            dropped.task.cancel()
+        if seq == live.accepted:
+            live.failed = seq
 
     async def _fly(self, live: _Live, flight: _Flight) -> None:
         seq = flight.request.seq
-        try:
-            async with live.turn:
-                flight.begun = True
-                self.entered.set()
-                await self.gate.wait()
+        async with self._turn(live):
+            flight.begun = True
+            self.entered.set()
+            await self.gate.wait()
+            try:
                 result = await self._run(live, flight)
-                live.replies[seq] = result
-                while len(live.replies) > REPLIES:
-                    live.replies.popitem(last=False)
-            if not flight.over.done():
-                flight.over.set_result(result)
-        except Exception as error:
-            live.failed = seq if seq == live.accepted else live.failed
-            if not flight.over.done():
-                flight.over.set_exception(error)
-                flight.over.exception()
-        finally:
-            if live.flights.get(seq) is flight:
-                del live.flights[seq]
+            except OmniLoopError as error:
+                self._drop(live, flight, error)
+                return
+            live.replies[seq] = result
+            while len(live.replies) > REPLIES:
+                live.replies.popitem(last=False)
+            del live.flights[seq]
+            flight.finish(result)
 
     async def _run(self, live: _Live, flight: _Flight) -> TickResult:
         request = flight.request
@@ -273,8 +259,7 @@ class ToyCore:
         if not request.frames:
             return self._with_frames(live, request, answer)
         answer = replace(answer, early=answer.timings)
-        for listener in tuple(flight.listeners):
-            listener(answer)
+        flight.answer(answer, last=False)
         await asyncio.sleep(0)
         whole = self._with_frames(live, request, answer)
         return replace(whole, timings=Timings(4.0, 3.0, 0.25, {"act": 1.5, "frames": 1.5}))
@@ -283,7 +268,7 @@ class ToyCore:
 
     async def reset(self, session: str, token: str, seed: int | None = None, prompt: str | None = None) -> int:
         live = self._find(session, token)
-        async with live.turn:
+        async with self._turn(live):
             live.info = replace(live.info, epoch=live.info.epoch + 1, seed=live.info.seed if seed is None else seed)
             live.committed, live.step, live.past, live.failed = 0, 0, {}, 0
             live.replies.clear()
@@ -291,7 +276,7 @@ class ToyCore:
 
     async def rewind(self, session: str, token: str, step: int) -> tuple[int, int]:
         live = self._find(session, token)
-        async with live.turn:
+        async with self._turn(live):
             if step not in live.past:
                 raise StateError(f"step {step} cannot be reached; {sorted(live.past)} can", reason=Reason.BAD_REQUEST)
             live.info = replace(live.info, epoch=live.info.epoch + 1)
@@ -302,19 +287,25 @@ class ToyCore:
 
     async def fork(self, session: str, token: str, seed: int | None = None) -> SessionInfo:
         live = self._find(session, token)
-        async with live.turn:
+        async with self._turn(live):
             return self._continue(live, seed, live.owner)
 
     async def snapshot(self, session: str, token: str, name: str) -> int:
         live = self._find(session, token)
-        async with live.turn:
-            self.snapshots[name] = self._copy(live, live.info, live.owner)
+        async with self._turn(live):
+            self.kept[name] = self._copy(live, live.info, live.owner)
             return 1000 + live.committed
 
+    async def snapshots(self) -> list[str]:
+        return list(self.kept)
+
     async def restore(self, name: str, *, owner: str = "") -> SessionInfo:
-        if name not in self.snapshots:
+        if name not in self.kept:
             raise UnknownName(f"there is no snapshot {name!r}")
-        return self._continue(self.snapshots[name], None, owner)
+        return self._continue(self.kept[name], None, owner)
+
+    def count(self, owner: str) -> int:
+        return sum(live.owner == owner for live in self.live.values())
 
     def list_sessions(self) -> Sequence[SessionSummary]:
         return [
@@ -335,8 +326,9 @@ class ToyCore:
 
     @staticmethod
     def _copy(live: _Live, info: SessionInfo, owner: str) -> _Live:
-        at = {"committed": live.committed, "seq": live.seq, "accepted": live.seq, "step": live.step}
-        return _Live(info, live.options, owner, past=dict(live.past), **at)
+        child = _Live(info, live.options, owner, live.committed, live.seq, live.seq)
+        child.step, child.past = live.step, dict(live.past)
+        return child
 
     async def close(self, session: str, token: str) -> None:
         live = self._find(session, token)
@@ -361,8 +353,6 @@ class ToyCore:
 
         if now("fail_at"):
             raise StageFailed("stage 'act' failed")
-        if now("crash_at"):
-            raise RuntimeError(f"{SECRET} is not readable")
         if now("full_at"):
             raise Exhausted("4096 bytes are missing", retry_after_ms=250.0, missing_bytes=4096)
         if now("late_at"):

@@ -98,7 +98,7 @@ async def test_a_snapshot_is_restored_by_its_name(client: AsyncClient) -> None:
 
 async def test_names_that_lead_elsewhere_never_reach_the_core(client: AsyncClient, core: ToyCore, raw_call) -> None:
     session = await ran(client, 1)
-    core.snapshots = None  # type: ignore[assignment]  whoever looks a name up fails otherwise
+    core.kept = None  # type: ignore[assignment]  whoever looks a name up fails otherwise
     for name in BAD_SNAPSHOT_NAMES:
         for method, request in (
             ("Snapshot", pb.SnapshotRequest(session=session._book.ref, name=name)),
