@@ -1,11 +1,11 @@
 """A session's life as a transition table, without any IO: what is accepted, repeated, stale or refused.
 
 Rules of ``seq``: it starts at 1 and grows; gaps are allowed and counted, since newer observations may replace ones
-that were never sent. One whose answer is kept is answered again from what is kept; one that is waiting or running is joined;
-one that failed (nothing was committed) may be sent again until a later one came; everything else is stale.
+that were never sent. One whose answer is kept is answered again from what is kept; one that is waiting or running is
+joined; one that failed (nothing was committed) may be sent again until a later one came; everything else is stale.
 
-Rules of ``attachment``: +1 at every attach of a stream; whoever holds an older one is fenced. It is not the epoch: noise
-is a function of the epoch, and a resumed stream answers what an uncut one would have.
+Rules of ``attachment``: +1 at every attach of a stream; whoever holds an older one is fenced. It is not the epoch:
+noise is a function of the epoch, and a resumed stream answers what an uncut one would have.
 
 Rules of ``epoch``: +1 at a reset, at a rewind, and when a recondition replaces steps that were already committed. The
 tick number counts commits within the epoch, so a retried tick draws the same noise, and a plan, which commits nothing,

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from omni_loop.errors import Exhausted, InvalidInput, OmniLoopError, Reason, StateError
+from omni_loop.errors import Code, Exhausted, InvalidInput, OmniLoopError, Reason, ServerUnavailable, StateError
 from omni_loop.session.machine import TABLE, Event, Phase, Position, SessionMachine, Verdict
 
 SEQS = st.integers(min_value=-1, max_value=12)
@@ -160,8 +160,11 @@ class Model(RuleBasedStateMachine):
         self.undoing = False
         self.gone = False  # the runners' state
         self.highest = 0
-        self.reply: int | None = None
-        self.retry: int | None = None
+        self.kept: list[int] = []  # whose answers are kept
+        self.answered = 0
+        self.retry: set[int] = set()
+        self.draining = False
+        self.attachments = 0
         self.epoch = self.tick = 0
         self.commits: list[int] = []
         self.over: Phase | None = None
@@ -171,14 +174,19 @@ class Model(RuleBasedStateMachine):
             return StateError
         if seq < 1:
             return InvalidInput
-        if seq in self.waiting or seq == self.running:
+        under_way = [*self.waiting, *([self.running] if self.running is not None else [])]
+        if seq in under_way:
             return Verdict.JOIN
-        if seq == self.reply:
+        if seq in self.kept:
             return Verdict.REPEAT
-        if seq <= self.highest and seq != self.retry:
+        again = seq in self.retry and all(seq > other for other in under_way)
+        if seq <= self.highest and not again:
             return StateError
-        under_way = len(self.waiting) + (self.running is not None)
-        return Exhausted if under_way > 2 else Verdict.NEW
+        if self.draining:
+            return ServerUnavailable
+        if len(under_way) > 2:
+            return Exhausted
+        return Verdict.NEW if again or seq == self.highest + 1 else Verdict.GAPPED
 
     @rule(seq=SEQS)
     def arrive(self, seq: int) -> None:
@@ -187,14 +195,49 @@ class Model(RuleBasedStateMachine):
         if isinstance(expected, Verdict):
             assert self.m.judge(seq) is expected
             assert self.m == before
-        if expected is Verdict.NEW:
+        if expected in (Verdict.NEW, Verdict.GAPPED):
             self.m.accept(seq)
             self.waiting.append(seq)
-            self.highest, self.retry = seq, None
+            self.highest = max(self.highest, seq)
+            self.retry = {other for other in self.retry if other > seq}
             return
         with pytest.raises(expected if not isinstance(expected, Verdict) else StateError):
             self.m.accept(seq)
         assert self.m == before
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def supersede(self, data: st.DataObject) -> None:
+        seq = data.draw(st.sampled_from(self.waiting))
+        self.m.superseded(seq)
+        self.waiting.remove(seq)
+
+    @precondition(lambda self: self.over is None and self.running is not None)
+    @rule()
+    def what_runs_is_not_superseded(self) -> None:
+        with pytest.raises(StateError):
+            self.m.superseded(self.running or 0)
+
+    @precondition(lambda self: self.kept)
+    @rule()
+    def forget(self) -> None:
+        seq = self.kept.pop(0)
+        self.m.forgot([seq])
+        assert self.m.forgotten == seq
+
+    @precondition(lambda self: self.over is None)
+    @rule()
+    def attach(self) -> None:
+        self.attachments += 1
+        assert self.m.attached() == self.attachments
+        self.m.check_attachment(self.attachments)
+        with pytest.raises(StateError) as fenced:
+            self.m.check_attachment(self.attachments - 1)
+        assert (fenced.value.code, fenced.value.reason) == (Code.ABORTED, Reason.FENCED)
+
+    @rule()
+    def drain(self) -> None:
+        self.m.draining = self.draining = True
 
     @precondition(lambda self: self.waiting and self.running is None and not self.undoing and self.over is None)
     @rule()
@@ -219,7 +262,7 @@ class Model(RuleBasedStateMachine):
     def reply_only(self) -> None:
         assert self.running is not None
         self.m.replied(self.running)
-        self.reply, self.trailing = self.running, True
+        self._answers()
 
     @rule()
     def fork(self) -> None:
@@ -228,6 +271,7 @@ class Model(RuleBasedStateMachine):
         assert self.m == before
         assert (child.epoch, child.tick, child.position) == (self.m.epoch, self.m.tick, self.m.position)
         child.opened()
+        assert not child.draining
         seq = child.accepted + 1
         child.accept(seq)
         child.started(seq)
@@ -239,9 +283,18 @@ class Model(RuleBasedStateMachine):
     def commit(self, past: bool) -> None:
         assert self.running is not None
         self.m.committed(self.running, Position(self.running, self.running, 0), past)
-        self.reply, self.trailing = self.running, True
+        self._answers()
         self.commits.append(self.running)
         self.epoch, self.tick = (self.epoch + 1, 0) if past else (self.epoch, self.tick + 1)
+
+    def _answers(self) -> None:
+        assert self.running is not None
+        self.answered, self.trailing = self.running, True
+        self.kept.append(self.running)
+        self.retry = {seq for seq in self.retry if seq > self.answered}
+
+    def _forgets(self) -> None:
+        self.kept, self.answered, self.retry = [], 0, set()
 
     @precondition(lambda self: self.trailing)
     @rule()
@@ -261,14 +314,14 @@ class Model(RuleBasedStateMachine):
             self.waiting.remove(seq)
         else:
             return
-        self.retry = seq if seq == self.highest else self.retry
+        self.retry.add(seq)
 
     @precondition(lambda self: (self.running is not None and not self.trailing) or self.undoing)
     @rule()
     def undo(self) -> None:
         self.m.undone()
-        if self.running is not None and self.running == self.highest:
-            self.retry = self.running
+        if self.running is not None:
+            self.retry.add(self.running)
         self.running, self.undoing = None, False
 
     @precondition(lambda self: self.running is None and not self.undoing and self.over is None)
@@ -276,7 +329,7 @@ class Model(RuleBasedStateMachine):
     def reset(self) -> None:
         self.epoch += 1
         self.tick = 0
-        self.reply = self.retry = None
+        self._forgets()
         self.gone = False
         assert self.m.reset() == self.epoch
 
@@ -285,7 +338,7 @@ class Model(RuleBasedStateMachine):
     def rewind(self, step: int) -> None:
         self.epoch += 1
         self.tick = 0
-        self.reply = self.retry = None
+        self._forgets()
         self.gone = False
         assert self.m.rewound(Position(step, step, 0)) == self.epoch
         assert self.m.position.step == step
@@ -302,7 +355,7 @@ class Model(RuleBasedStateMachine):
         if not hasattr(self, "over"):
             return
         assert (self.m.epoch, self.m.tick) == (self.epoch, self.tick)
-        assert self.m.answered == (self.reply or 0)
+        assert (self.m.answered, self.m.kept) == (self.answered, self.kept)
         assert self.commits == sorted(set(self.commits))  # each seq committed once, in order
         expected = [*([self.running] if self.running is not None else []), *self.waiting]
         assert self.m.pending == expected
