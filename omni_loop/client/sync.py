@@ -15,6 +15,7 @@ from ..errors import OmniLoopError
 from ..types import SessionSpec, TickResult
 from ..wire import loop_pb2 as pb
 from . import arguments, book, channel, watch
+from .credentials import Tls, open_channel
 from .watch import OnPart
 
 log = logging.getLogger(__name__)
@@ -29,10 +30,12 @@ class Client:
     :class:`~omni_loop.errors.ServerUnavailable` when nobody answers.
     """
 
-    def __init__(self, address: str, timeout_s: float = channel.TIMEOUT_S) -> None:
+    def __init__(
+        self, address: str, timeout_s: float = channel.TIMEOUT_S, token: str | None = None, tls: Tls | None = None
+    ) -> None:
         self.address = arguments.address("address", address)
         self._timeout_s = arguments.seconds("timeout_s", timeout_s)
-        self._channel = grpc.insecure_channel(self.address, options=channel.OPTIONS)
+        self._channel = open_channel(self.address, token, tls)
         self._calls: dict[str, Any] = {}
 
     def __enter__(self) -> Client:
