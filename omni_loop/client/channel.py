@@ -22,6 +22,10 @@ OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
+    # A robot whose network came back is not to wait for gRPC's minutes: whoever retries waits by itself.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 2_000),  # also what one attempt may take
+    ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
 
 # Statuses that gRPC itself makes, without our trailer.
@@ -30,6 +34,9 @@ _OWN: dict[grpc.StatusCode, tuple[Code, Reason, bool]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: (Code.DEADLINE_EXCEEDED, Reason.EXPIRED, True),
     # Nobody here cancels and then waits: the server ended the call, as it does when it stops.
     grpc.StatusCode.CANCELLED: (Code.UNAVAILABLE, Reason.CANCELLED, True),
+    # Ours has a trailer: this is what gRPC says of a connection that broke.
+    grpc.StatusCode.INTERNAL: (Code.UNAVAILABLE, Reason.RUNNER_GONE, True),
+    grpc.StatusCode.UNKNOWN: (Code.UNAVAILABLE, Reason.RUNNER_GONE, True),
     grpc.StatusCode.RESOURCE_EXHAUSTED: (Code.INVALID_ARGUMENT, Reason.TOO_LARGE, False),
     grpc.StatusCode.UNIMPLEMENTED: (Code.FAILED_PRECONDITION, Reason.UNSUPPORTED, False),
     grpc.StatusCode.UNAUTHENTICATED: (Code.UNAUTHENTICATED, Reason.BAD_TOKEN, False),

@@ -8,6 +8,7 @@ Requests may be sent before earlier ones are answered. Each is answered by exact
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -269,6 +270,18 @@ class SessionStream(Requests):
             await self._call.write(message)
         except grpc.RpcError as error:
             raise channel.typed(error, self._address) from None
+        except asyncio.InvalidStateError:  # the call was over before
+            raise await self._why_over() from None
+
+    async def _why_over(self) -> OmniLoopError:
+        call = self._call
+        code = await call.code()
+        if code is grpc.StatusCode.OK:
+            return ServerUnavailable(f"{self._address} has ended the stream", reason=Reason.CLOSED)
+        ended = grpc.aio.AioRpcError(
+            code, await call.initial_metadata(), await call.trailing_metadata(), await call.details()
+        )
+        return channel.typed(ended, self._address)
 
     async def _receive(self) -> pb.ServerMessage | None:
         try:

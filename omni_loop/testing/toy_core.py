@@ -267,7 +267,9 @@ class ToyCore:
     # Sessions ----------------------------------------------------------------------------------------------
 
     async def reset(self, session: str, token: str, seed: int | None = None, prompt: str | None = None) -> int:
-        live = self._find(session, token)
+        return await asyncio.shield(eager(self._reset(self._find(session, token), seed)))  # to its end
+
+    async def _reset(self, live: _Live, seed: int | None) -> int:
         async with self._turn(live):
             live.info = replace(live.info, epoch=live.info.epoch + 1, seed=live.info.seed if seed is None else seed)
             live.committed, live.step, live.past, live.failed = 0, 0, {}, 0

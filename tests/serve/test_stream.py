@@ -73,14 +73,14 @@ async def test_frames_that_fail_leave_the_answer(client: AsyncClient) -> None:
 
 
 async def test_errors_do_not_end_the_stream(client: AsyncClient) -> None:
-    session = await client.open("toy", options={"fail_at": 1, "crash_at": 2, "late_at": 3})
+    session = await client.open("toy", options={"crash_at": 1, "fail_at": 2, "late_at": 3})
     async with session.stream() as stream:
         for step in range(4):
             await stream.infer(ARRAYS, step)
-        failed, crashed, late, fine = await rest(stream)
-    assert (failed.seq, failed.error.text) == (1, "stage 'act' failed")
+        crashed, failed, late, fine = await rest(stream)
+    assert (failed.seq, failed.error.text) == (2, "stage 'act' failed")
     assert isinstance(crashed, Refused)
-    assert (crashed.seq, crashed.error.code, crashed.error.epoch) == (2, Code.INTERNAL, 1)
+    assert (crashed.seq, crashed.error.code, crashed.error.epoch) == (1, Code.INTERNAL, 1)
     assert SECRET not in crashed.error.text
     assert late == Skipped(3, "expired")
     assert isinstance(fine, TickResult)
