@@ -17,6 +17,8 @@ from ..errors import OmniLoopError
 from ..types import SessionSpec, TickResult
 from ..wire import loop_pb2 as pb
 from . import arguments, book, channel, watch
+from .credentials import Tls, open_channel_async
+from .resume import ResumingStream
 from .stream import SessionStream
 from .watch import OnPart
 
@@ -28,10 +30,12 @@ R = TypeVar("R", bound=Message)
 class AsyncClient:
     """See :class:`~omni_loop.client.sync.Client`. Belongs to the event loop it was made in."""
 
-    def __init__(self, address: str, timeout_s: float = channel.TIMEOUT_S) -> None:
+    def __init__(
+        self, address: str, timeout_s: float = channel.TIMEOUT_S, token: str | None = None, tls: Tls | None = None
+    ) -> None:
         self.address = arguments.address("address", address)
-        self.channel = grpc.aio.insecure_channel(self.address, options=channel.OPTIONS)
         self._timeout_s = arguments.seconds("timeout_s", timeout_s)
+        self.channel = open_channel_async(self.address, token, tls)
         self._calls: dict[str, Any] = {}
 
     async def __aenter__(self) -> AsyncClient:
@@ -246,3 +250,16 @@ class AsyncSession:
             yield stream
         finally:
             stream.cancel()
+
+    @asynccontextmanager
+    async def resuming(self, *, give_up_s: float = 60.0, stall_s: float | None = None) -> AsyncIterator[ResumingStream]:
+        """Attach a :class:`~omni_loop.client.resume.ResumingStream`, which outlives its connections."""
+        client, kept = self._client, (await self._client.info()).limits.replies
+        stream = ResumingStream(
+            client.channel, client.address, self._book, give_up_s=give_up_s, stall_s=stall_s, window=max(kept, 1)
+        )
+        try:
+            await stream.attach()
+            yield stream
+        finally:
+            await stream.close()

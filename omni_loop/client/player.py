@@ -27,6 +27,7 @@ from ..types import SessionSpec
 from ..wire import codec
 from . import arguments, channel, images
 from .aio import AsyncClient
+from .credentials import Tls
 from .playback import Playback, Played, Watchdog
 from .player_thread import PlayerThread
 
@@ -70,6 +71,7 @@ class ChunkPlayer:
         join: ask for real-time chunking: chunks join without a jump. False: each chunk is made afresh.
         pad: images are resized in their own shape, between black bars; else stretched.
         deadline_ms: an answer that takes longer is not worth having; 0: none.
+        token, tls: as for :func:`omni_loop.client.connect`.
 
     Raises:
         InvalidInput, TensorError: an argument that cannot be right. And what opening a session raises.
@@ -92,6 +94,8 @@ class ChunkPlayer:
         pad: bool = False,
         deadline_ms: float = 0.0,
         timeout_s: float = channel.TIMEOUT_S,
+        token: str | None = None,
+        tls: Tls | None = None,
     ) -> None:
         arguments.address("address", address)
         arguments.duration("deadline_ms", deadline_ms)
@@ -101,7 +105,7 @@ class ChunkPlayer:
         def made(spec: SessionSpec) -> Playback:
             return Playback(spec, watchdog, home, execution_horizon, join)
 
-        self._thread = PlayerThread(lambda: AsyncClient(address, timeout_s), pipeline, opening, made, deadline_ms)
+        self._thread = PlayerThread(lambda: AsyncClient(address, timeout_s, token, tls), pipeline, opening, made, deadline_ms)
         self._thread.fit = lambda arrays: images.fit(self.spec, arrays, pad)
         self._lock = self._thread.lock
         self._thread.start()
