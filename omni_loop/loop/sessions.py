@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ from ..session.machine import Phase
 from ..session.manager import Session, SessionManager
 from ..session.snapshot import SnapshotStore
 from ..telemetry import metrics
-from ..types import TickResult
+from ..types import Op, TickResult
 from .flight import Flight, OnPart
 from .live import Live
 from .pool import Pool
@@ -100,11 +101,13 @@ class Sessions:
             self._end_flight(live, flight, StateError("the request was cancelled", reason=Reason.CANCELLED))
 
     async def wait(self, session: str, token: str, seq: int, on_part: OnPart | None = None) -> TickResult:
-        """The answer of a ``seq`` that is under way or kept. Raises as the tick does; StateError: neither."""
+        """The answer of a ``seq`` that is under way or kept. Predictions and plans end with the last who waits for them.
+        Raises as the tick does; StateError: neither."""
         live = self._find(session, token)
         flight = live.flights.get(seq)
         if flight is not None:
-            return await flight.wait(on_part, None)
+            kept = flight.request.op in (Op.INFER, Op.RECONDITION)
+            return await flight.wait(on_part, None if kept else functools.partial(self._end_flight, live))
         reply = live.session.replies.get(seq)
         if reply is None:
             raise StateError(f"seq {seq} is neither under way nor kept", reason=Reason.STALE_SEQ)
@@ -168,11 +171,24 @@ class Sessions:
         await self._tasks.wait(grace_s)
         stopping = ServerUnavailable("the server stopped", reason=Reason.DRAINING)
         left = [live for live in self._live.values() if live.session.machine.phase is not Phase.CLOSED]
+        for live in left:
+            for flight in tuple(live.flights.values()):
+                self._end_flight(live, flight, stopping)
+        failures = await self._last_words(left)
         try:
             await all_of([self._end(live, stopping) for live in left])
             await self._tasks.wait()
         finally:
             await asyncio.gather(self._pool.stop(), asyncio.to_thread(self._tap.stop))
+        if failures:
+            raise failures[0]
+
+    async def _last_words(self, left: Sequence[Live]) -> list[OmniLoopError]:
+        """What is to be done with sessions before the server's stop ends them; what of it failed."""
+        return []
+
+    async def _forget_kept(self, session: str, why: OmniLoopError) -> None:
+        """``session`` ended; what was kept of it beside the table goes too."""
 
     async def _end(self, live: Live, why: OmniLoopError) -> None:
         """Close: refuse what comes, cancel what is in flight, wait for its undoing, free everything."""
@@ -193,6 +209,7 @@ class Sessions:
             self._manager.remove(session)
             del self._live[session.id]
             self._tap.ended(session.id, why.reason)
+        await self._forget_kept(session.id, why)
 
     def _lose(self, live: Live, flight: Flight | None, error: BaseException) -> None:
         """A runner may hold what another does not: the session is lost, and says so from now on."""
