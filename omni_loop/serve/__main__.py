@@ -1,17 +1,19 @@
 """``python -m omni_loop.serve --control-fd N < deployment.json``: the child of a :class:`BackgroundServer`.
 
-The control socket works both ways: the child writes its address when it serves, and ends when the other side
-closes, so it never outlives its parent.
+The control socket works both ways: the child writes its addresses when it serves (a line of JSON, by endpoint; the gRPC
+port's under ""), and ends when the other side closes, so it never outlives its parent.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import logging
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 
 from ..config import Deployment
 from ..errors import OmniLoopError
@@ -40,15 +42,20 @@ async def _serve(deployment: Deployment, control: socket.socket, start: Start | 
     loop.add_signal_handler(signal.SIGINT, stop.set)
     control.setblocking(False)
 
+    addresses: dict[str, str] = {}
+
     def ready(address: str) -> None:
-        control.send(f"{address}\n".encode())
+        control.send(f"{json.dumps({**addresses, '': address})}\n".encode())
+
+    def endpoints(others: Mapping[str, str]) -> None:
+        addresses.update(others)
 
     def closed() -> None:
         loop.remove_reader(control)
         stop.set()
 
     loop.add_reader(control, closed)  # the parent sends nothing: readable means closed
-    await serve_until(stop, deployment, ready, start=start)
+    await serve_until(stop, deployment, ready, start=start, on_endpoints=endpoints)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import gc
 import logging
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import grpc.aio
@@ -20,6 +20,7 @@ from ..errors import ConfigError, Reason, ServerUnavailable
 from ..loop.tick import all_of
 from ..wire.codec import Limits
 from .auth import Gate, Interceptor
+from .endpoints import start_endpoints
 from .health import Health
 from .service import SERVICE, LoopService
 from .tls import HANDSHAKE_MS
@@ -73,8 +74,10 @@ async def serve_until(
     on_ready: Callable[[str], None] | None = None,
     *,
     start: Start | None = None,
+    on_endpoints: Callable[[Mapping[str, str]], None] | None = None,
 ) -> None:
-    """As :func:`run`, until ``stop`` is set, which also ends a start that is under way."""
+    """As :func:`run`, until ``stop`` is set, which also ends a start that is under way. ``on_endpoints`` hears the
+    addresses of the other ports, by name, before ``on_ready``."""
     server = Server(deployment, start)
     starting = asyncio.create_task(server.start())
     stopping = asyncio.create_task(stop.wait())
@@ -82,6 +85,8 @@ async def serve_until(
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             address = starting.result()
+            if on_endpoints is not None:
+                on_endpoints({endpoint.name: endpoint.address for endpoint in server.endpoints})
             if on_ready is not None:
                 on_ready(address)
             await stopping
@@ -122,6 +127,7 @@ class Server:
         await server.start()
         log.info("listening on %s, loading", self.address)
         self.service.orchestrator = await self._start(self.deployment)
+        self.endpoints = await start_endpoints(self.deployment, self.service, self.gate)
         await self._health.refresh()
         # What loading left lives as long as the server: the collector need not go through it during a tick.
         gc.collect()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -21,7 +22,8 @@ TAIL_BYTES = 4000
 class BackgroundServer:
     """``with BackgroundServer(deployment) as server: connect(server.address)``.
 
-    The deployment's port is not used: any free one is taken. ``ready_s`` bounds loading and warming up,
+    The deployment's ports are not used: any free ones are taken; those of its endpoints are in :attr:`endpoints`,
+    by name. ``ready_s`` bounds loading and warming up,
     ``grace_s`` the drain at the end, after which the process is killed. The server ends with its parent,
     however that ends. Its output goes to a temporary file; :meth:`log_tail` reads the end of it.
     """
@@ -29,14 +31,14 @@ class BackgroundServer:
     module = "omni_loop.serve"
 
     def __init__(self, deployment: Deployment, ready_s: float = 180.0, grace_s: float = 15.0) -> None:
-        listen = deployment.listen.model_copy(update={"port": 0})
-        self._deployment = deployment.model_copy(update={"listen": listen})
+        self._deployment = _on_free_ports(deployment)
         self._ready_s = ready_s
         self._grace_s = grace_s
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._log: IO[bytes] | None = None
         self.address = ""
+        self.endpoints: dict[str, str] = {}
 
     @property
     def pid(self) -> int:
@@ -73,7 +75,8 @@ class BackgroundServer:
         try:
             self._process.stdin.write(self._deployment.model_dump_json().encode())
             self._process.stdin.close()
-            self.address = self._wait_for_address(self._control)
+            self.endpoints = self._wait_for_addresses(self._control)
+            self.address = self.endpoints.pop("")
         except BaseException:
             self.stop()
             raise
@@ -105,7 +108,7 @@ class BackgroundServer:
         self._log.seek(max(0, size - TAIL_BYTES))
         return self._log.read().decode(errors="replace").strip()
 
-    def _wait_for_address(self, control: socket.socket) -> str:
+    def _wait_for_addresses(self, control: socket.socket) -> dict[str, str]:
         until = time.monotonic() + self._ready_s
         received = b""
         while not received.endswith(b"\n"):
@@ -119,4 +122,17 @@ class BackgroundServer:
             if not piece:
                 raise ServerUnavailable(f"the server ended while starting\n{self.log_tail()}", retryable=False)
             received += piece
-        return received.decode().strip()
+        addresses: dict[str, str] = json.loads(received)
+        return addresses
+
+
+def _on_free_ports(deployment: Deployment) -> Deployment:
+    others = deployment.endpoints
+    named = {name: config for name in type(others).model_fields if (config := getattr(others, name)) is not None}
+    free = {name: config.model_copy(update={"port": 0}) for name, config in named.items()}
+    return deployment.model_copy(
+        update={
+            "listen": deployment.listen.model_copy(update={"port": 0}),
+            "endpoints": others.model_copy(update=free),
+        }
+    )
