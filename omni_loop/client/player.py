@@ -71,6 +71,7 @@ class ChunkPlayer:
         join: ask for real-time chunking: chunks join without a jump. False: each chunk is made afresh.
         pad: images are resized in their own shape, between black bars; else stretched.
         deadline_ms: an answer that takes longer is not worth having; 0: none.
+        timeout_s, token, tls: as for :func:`omni_loop.client.connect_async`.
         token, tls: as for :func:`omni_loop.client.connect`.
 
     Raises:
@@ -102,10 +103,15 @@ class ChunkPlayer:
         timeout_s = arguments.seconds("timeout_s", timeout_s)
         opening = {"keys": keys, "prompt": prompt, "seed": seed, "options": options, "image_encoding": image_encoding}
 
+        def connection() -> AsyncClient:
+            return AsyncClient(address, timeout_s, token, tls)
+
         def made(spec: SessionSpec) -> Playback:
             return Playback(spec, watchdog, home, execution_horizon, join)
 
-        self._thread = PlayerThread(lambda: AsyncClient(address, timeout_s, token, tls), pipeline, opening, made, deadline_ms)
+        self._thread = PlayerThread(
+            lambda: AsyncClient(address, timeout_s, token, tls), pipeline, opening, made, deadline_ms
+        )
         self._thread.fit = lambda arrays: images.fit(self.spec, arrays, pad)
         self._lock = self._thread.lock
         self._thread.start()
