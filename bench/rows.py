@@ -22,6 +22,7 @@ BENCHES = {
     "world": "quality of the world model on held-out episodes; paged KV against other caches",
     "state": "what batches gain, and what state, forks, long rollouts and idle sessions cost",
     "serve": "what the server adds to the models' forward passes; what it costs when idle",
+    "player": "jumps where chunks meet and success under latency, with real-time chunking and without",
     "tick": "whether a tick gets slower over a session of 1,000",
     "context": "progress and done of the context model on held-out episodes",
     "adapters": "what others' models, engines and stores, and the edges between stages, cost",

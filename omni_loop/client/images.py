@@ -43,8 +43,8 @@ def to_uint8(image: ArrayLike, high: float | None = None, name: str = "image") -
         raise TensorError(f"{name!r} holds values that are not finite")
     if least < -_SLACK * top or most > _SLACK * top:
         raise TensorError(f"{name!r} goes from {least:g} to {most:g}, but 0..{top:g} was expected: say high=...")
-    wide = array.astype(np.float64 if array.dtype.itemsize > 4 else np.float32)
-    rounded: Image = np.rint(np.clip(wide / top, 0, 1) * 255).astype(np.uint8)
+    wide: Array = array.astype(np.float64 if array.dtype.itemsize > 4 else np.float32)
+    rounded: Image = np.rint(np.clip(wide, 0, top) * (255 / top)).astype(np.uint8)
     return rounded
 
 

@@ -72,7 +72,6 @@ class ChunkPlayer:
         pad: images are resized in their own shape, between black bars; else stretched.
         deadline_ms: an answer that takes longer is not worth having; 0: none.
         timeout_s, token, tls: as for :func:`omni_loop.client.connect_async`.
-        token, tls: as for :func:`omni_loop.client.connect`.
 
     Raises:
         InvalidInput, TensorError: an argument that cannot be right. And what opening a session raises.
@@ -109,9 +108,7 @@ class ChunkPlayer:
         def made(spec: SessionSpec) -> Playback:
             return Playback(spec, watchdog, home, execution_horizon, join)
 
-        self._thread = PlayerThread(
-            lambda: AsyncClient(address, timeout_s, token, tls), pipeline, opening, made, deadline_ms
-        )
+        self._thread = PlayerThread(connection, pipeline, opening, made, deadline_ms)
         self._thread.fit = lambda arrays: images.fit(self.spec, arrays, pad)
         self._lock = self._thread.lock
         self._thread.start()

@@ -14,15 +14,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import Code, InvalidInput, OmniLoopError, Reason, ServerUnavailable, StageFailed
+from ..errors import InvalidInput, OmniLoopError, Reason, ServerUnavailable, StageFailed
 from ..types import Array, SessionSpec, TickResult
 from ..wire import loop_pb2 as pb
+from . import arguments
 from .aio import AsyncClient, AsyncSession
 from .playback import Playback, Sending
-from .stream import Event, Refused, SessionStream, Skipped, WasReset
+from .resume import ResumingStream
+from .stream import Event, Refused, Skipped, WasReset
 
 log = logging.getLogger(__name__)
-_PAUSE_S, _LONGEST_S = 0.05, 2.0  # before a connection is tried again; doubled each time
+_PAUSE_S = 0.5  # before a session is opened again where none was to be had
+_FOREVER_S = arguments.YEAR_S  # the server's grace decides how long a session is there to come back to
+_STALL_S = 5.0  # a connection that says nothing for so long is dead, although it may not look so
 _CLOSE_S = 2.0
 # Refusals of one request that say the session is over.
 _OVER = (Reason.UNKNOWN_SESSION, Reason.SESSION_LOST, Reason.CLOSED, Reason.FENCED, Reason.BAD_TOKEN)
@@ -33,17 +37,16 @@ Fit = Callable[[Mapping[str, Array]], dict[str, Array]]
 @dataclass(frozen=True, slots=True)
 class _Unanswered:
     sending: Sending
-    message: pb.Observation
     at: float  # time.monotonic
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Turning:
-    """A reset the server has not answered. ``epoch``: the session's when it was sent; None: it was not yet."""
+    """A reset the server has not answered."""
 
     seed: int | None
     prompt: str | None
-    epoch: int | None = None
+    sent: bool = False
 
 
 class PlayerThread:
@@ -67,7 +70,7 @@ class PlayerThread:
         self.error: OmniLoopError | None = None  # why the session is lost
         self.refusal: OmniLoopError | None = None
         self.bad: OmniLoopError | None = None  # what is wrong with an observation that was handed in
-        self.reconnects = 0
+        self._stream: ResumingStream | None = None
         self._turning: _Turning | None = None
         self._unanswered: dict[int, _Unanswered] = {}
         self._opened = threading.Event()
@@ -75,6 +78,11 @@ class PlayerThread:
         self._wake: asyncio.Event
         self._stop: asyncio.Event
         self._thread = threading.Thread(target=self._main, name="player", daemon=True)
+
+    @property
+    def reconnects(self) -> int:
+        """Of this session."""
+        return 0 if self._stream is None else max(0, self._stream.attachments - 1)
 
     def start(self) -> None:
         """Returns when the session is open; raises what opening it raises."""
@@ -129,32 +137,26 @@ class PlayerThread:
             self.session = await client.open(self._pipeline, **self._opening)
             self.playback = self._made(self.session.spec)
             self._opened.set()
-            self._pause = _PAUSE_S
             while not self._stop.is_set():
                 await self._once(client)
             await self._close_session()
 
     async def _once(self, client: AsyncClient) -> None:
-        """One connection, and a pause where it failed."""
+        """One session, as long as there is one to come back to."""
         try:
             if self.error is not None:
                 await self._open_again(client)
             else:
                 await self._attached()
         except OmniLoopError as error:
-            if not (error.retryable or error.code is Code.UNAVAILABLE):
-                self._lost(error)
-                return
-            log.info("player: %s; trying again", error.text)
-            self.reconnects += 1
-            await self._unless_stopped(asyncio.sleep(self._pause))
-            self._pause = min(2 * self._pause, _LONGEST_S)
+            self._lost(error)
+            if error.retryable:
+                await self._unless_stopped(asyncio.sleep(_PAUSE_S))
 
     async def _attached(self) -> None:
-        """One connection, from its beginning to its end; raises what ended it."""
-        async with self.session.stream() as stream:
-            self._pause = _PAUSE_S
-            await self._send_again(stream)
+        """Raises what ended it for good."""
+        async with self.session.resuming(give_up_s=_FOREVER_S, stall_s=_STALL_S) as stream:
+            self._stream = stream
             tasks = [asyncio.create_task(work) for work in (self._hear(stream), self._send(stream), self._stop.wait())]
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -165,33 +167,19 @@ class PlayerThread:
             for task in done:
                 task.result()
 
-    async def _send_again(self, stream: SessionStream) -> None:
-        """What the server has not answered; it computes nothing twice."""
-        turning = self._turning
-        if turning is not None:
-            self._forget()
-            # It may have come, and its answer not: the epoch says.
-            if turning.epoch is not None and self.session.epoch > turning.epoch:
-                self._turned(turning)
-            turning.epoch = None
-        for seq in sorted(self._unanswered):
-            await stream.send(pb.ClientMessage(observation=self._unanswered[seq].message))
-        self._wake.set()
-
-    async def _send(self, stream: SessionStream) -> None:
+    async def _send(self, stream: ResumingStream) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            if (turning := self._turning) is not None:
-                if turning.epoch is None:
-                    turning.epoch = self.session.epoch
-                    self._forget()
-                    await stream.reset(seed=turning.seed, prompt=turning.prompt)
-                continue  # observations wait for the new epoch
             with self.lock:
-                sending = self.playback.due() if self._turning is None else None
-            if sending is not None and (message := self._message(sending)) is not None:
-                self._unanswered[message.seq] = _Unanswered(sending, message, time.monotonic())
+                turning = self._turning
+                sending = self.playback.due() if turning is None else None  # observations wait for the new epoch
+            if turning is not None and not turning.sent:
+                turning.sent = True
+                self._forget()
+                await stream.reset(seed=turning.seed, prompt=turning.prompt)
+            elif sending is not None and (message := self._message(sending)) is not None:
+                self._unanswered[message.seq] = _Unanswered(sending, time.monotonic())
                 await stream.send(pb.ClientMessage(observation=message))
 
     def _message(self, sending: Sending) -> pb.Observation | None:
@@ -212,15 +200,14 @@ class PlayerThread:
                 self.bad = error  # the next observe() raises it
             return None
 
-    async def _hear(self, stream: SessionStream) -> None:
+    async def _hear(self, stream: ResumingStream) -> None:
         async for event in stream:
             self._take(event)
         raise ServerUnavailable("the server ended the stream", reason=Reason.CLOSED)
 
     def _take(self, event: Event) -> None:
         if isinstance(event, WasReset):
-            if self._turning is not None and self._turning.epoch is not None:
-                self._turned(self._turning)
+            self._was_reset()
             return
         if isinstance(event, Refused) and (event.seq == 0 or event.error.reason in _OVER):
             raise event.error
@@ -243,10 +230,10 @@ class PlayerThread:
         if dry:
             self._wake.set()  # what was seen meanwhile cannot wait for the next observation
 
-    def _turned(self, turning: _Turning) -> None:
-        """The server has begun the episode that ``turning`` asked for, unless another one was asked for since."""
+    def _was_reset(self) -> None:
+        """The server has begun an episode: the one that is played, unless another reset was asked for since."""
         with self.lock:
-            if self._turning is turning:
+            if self._turning is not None and self._turning.sent:
                 self._turning = None
         self._wake.set()
 
@@ -259,6 +246,8 @@ class PlayerThread:
         with self.lock:
             self.error = error
             self._unanswered.clear()
+            if self._turning is not None:
+                self._turning.sent = False  # it begins in another session
             self.ready.set()
 
     async def _open_again(self, client: AsyncClient) -> None:
@@ -273,7 +262,8 @@ class PlayerThread:
         self.session = await client.open(self._pipeline, **opening)
         with self.lock:
             self.error = None
-        self._turned(turning)
+            if self._turning is turning:
+                self._turning = None
 
     async def _unless_stopped(self, work: Any) -> bool:
         """Whether ``work`` ended before the player is to stop."""

@@ -32,7 +32,7 @@ def same_threads() -> object:
     assert torch.get_num_threads() == before, "a bench left torch with other threads"
 
 
-@pytest.mark.parametrize("name", ["world", "state", "tick", "context", "serve", "plan"])
+@pytest.mark.parametrize("name", ["world", "state", "tick", "context", "serve", "plan", "player"])
 def test_every_row_runs(name: str, settings: Settings) -> None:
     bench = find(name)
     results = bench.run(settings=settings)
