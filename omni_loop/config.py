@@ -101,6 +101,12 @@ class SnapshotConfig(Section):
     on_stop: bool = False
     every_ticks: Annotated[int, Field(ge=0)] = 0
 
+    @model_validator(mode="after")
+    def _have_a_place(self) -> SnapshotConfig:
+        if self.folder is None and (self.on_stop or self.every_ticks):
+            raise ValueError("on_stop and every_ticks need a folder to write sessions to")
+        return self
+
 
 class RecordConfig(Section):
     """Where committed ticks are recorded; without a ``folder`` nothing is."""

@@ -14,7 +14,7 @@ from ..errors import InvalidInput, OmniLoopError, Reason, StateError, UnknownNam
 from ..messages import ResetSession, RewindSession
 from ..session.log import Base, SessionLog, Version
 from ..session.machine import Phase, SessionMachine
-from ..session.snapshot import SnapshotData, SnapshotStore
+from ..session.snapshot import SnapshotData, SnapshotStore, reserved
 from ..types import MAX_COUNT
 from .flight import Flight
 from .live import Live, close_all, evicted
@@ -72,6 +72,7 @@ class Branching(Sessions):
             Unsupported: this server keeps no snapshots. InvalidInput, Exhausted, SnapshotError: as the store says.
         """
         self._refuse_when_draining()
+        _check_free(name)
         live, store = self._find(session, token), self._kept()
         return await self._in_turn(live, lambda: self._snapshot(live, store, name))
 
@@ -87,6 +88,7 @@ class Branching(Sessions):
             SnapshotError: corrupt, or of other weights or another spec. Exhausted: no room for another session.
         """
         self._refuse_when_draining()
+        _check_free(name)
         return await self._tasks.to_the_end(self._restore(self._kept(), name, owner), undo=self._abandon)
 
     # In a session's turn ----------------------------------------------------------------------------------
@@ -161,6 +163,7 @@ class Branching(Sessions):
         log.cut(version)
         session.chunk = version.chunk
         session.replies.clear()
+        session.doubtful = False
         epoch = machine.rewound(version.position)
         self._tell_turned(live, "rewind")
         return epoch, version.position.step
@@ -211,11 +214,12 @@ class Branching(Sessions):
             raise
         live.session.log.kept.clear()  # what comes back has no past on the runners
 
-    async def _snapshot(self, live: Live, store: SnapshotStore, name: str) -> int:
+    async def _capture(self, live: Live) -> SnapshotData:
+        """The session as it stands, in its turn."""
         s, machine = live.session, live.session.machine
         stages = await self._on_state(live, live.export)
         last = machine.forked()
-        data = SnapshotData(
+        return SnapshotData(
             pipeline=s.pipeline,
             spec=live.route.graph.spec.digest,
             seed=s.seed,
@@ -230,6 +234,9 @@ class Branching(Sessions):
             stages=stages,
             feedback=live.fed(),
         )
+
+    async def _snapshot(self, live: Live, store: SnapshotStore, name: str) -> int:
+        data, s = await self._capture(live), live.session
         # In its turn to the end, so that a log that was incomplete goes on from exactly here.
         saved = await asyncio.to_thread(store.save, name, data)
         s.log.snapshotted(Base(name, saved.digest, _version(data)))
@@ -292,6 +299,11 @@ class Branching(Sessions):
         if self._store is None:
             raise Unsupported("this server keeps no snapshots; its deployment names no folder for them")
         return self._store
+
+
+def _check_free(name: str) -> None:
+    if reserved(name):
+        raise InvalidInput(f"{name!r} is the server's own name for a session; take another")
 
 
 def _version(data: SnapshotData) -> Version:

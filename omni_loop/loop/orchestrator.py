@@ -23,7 +23,7 @@ from ..session.manager import SessionManager
 from ..session.snapshot import SnapshotStore
 from ..telemetry import metrics
 from ..types import Op, SessionSpec, TickResult
-from .branching import Branching
+from .endure import Enduring, Keep, SessionStore
 from .flight import Flight, OnPart
 from .graph import EXECUTED, OBSERVATION, CompiledPlan
 from .live import Live, evicted
@@ -45,7 +45,7 @@ _gaps = metrics.counter("omni_loop_seqs_missing", "Seqs that were passed over by
 _waited = metrics.histogram("omni_loop_turn_wait_seconds", "From a request's arrival to its session's turn")
 
 
-class Orchestrator(Branching):
+class Orchestrator(Enduring):
     """Admits, advances and answers ticks; all methods belong to one event loop."""
 
     def __init__(
@@ -56,6 +56,7 @@ class Orchestrator(Branching):
         clock: Clock | None = None,
         store: SnapshotStore | None = None,
         tap: Tap | None = None,
+        keep: Keep | None = None,
     ) -> None:
         clock = clock or SystemClock()
         manager = SessionManager(
@@ -68,7 +69,7 @@ class Orchestrator(Branching):
             session.grace_s,
             session.replies,
         )
-        super().__init__(pool, manager, clock, store, tap)
+        super().__init__(pool, manager, clock, store, tap, keep)
 
     @classmethod
     async def start(cls, deployment: Deployment) -> Orchestrator:
@@ -78,13 +79,18 @@ class Orchestrator(Branching):
             ConfigError, UnknownName, MissingExtra, CheckpointError: the deployment cannot run as written.
         """
         store, tap = _store(deployment.snapshots), _tap(deployment)
+        kept = deployment.snapshots
+        outlive = store is not None and (kept.on_stop or kept.every_ticks)
+        keep = Keep(store, kept.on_stop, kept.every_ticks) if store is not None and outlive else None
         try:
             pool = await Pool.start(deployment)
         except BaseException:
             if tap is not None:
                 await asyncio.to_thread(tap.stop)
             raise
-        return cls(pool, deployment.session, deployment.limits.max_sessions, store=store, tap=tap)
+        core = cls(pool, deployment.session, deployment.limits.max_sessions, store=store, tap=tap, keep=keep)
+        core.claim(deployment.session.idle_ttl_s)
+        return core
 
     @property
     def specs(self) -> Mapping[str, SessionSpec]:
@@ -126,6 +132,7 @@ class Orchestrator(Branching):
         leave = functools.partial(self._end_flight, live)
         flight = live.flights.get(request.seq)
         if flight is None:
+            self._check_sure(live, request.seq)
             machine, replaced = live.session.machine, _replaced(live, request)
             verdict, kept = machine.judge(request.seq, len(replaced)), live.session.replies.get(request.seq)
             if verdict is Verdict.REPEAT and kept is not None:
@@ -154,6 +161,8 @@ class Orchestrator(Branching):
                     await self._run(live, flight)
                 except Exception as error:
                     self._lose(live, flight, error)
+                else:
+                    await self._after_tick(live)
         if live.flights.get(flight.request.seq) is flight:
             del live.flights[flight.request.seq]
         self._release(live.session)
@@ -297,7 +306,7 @@ class Orchestrator(Branching):
         return replace(result, chunk=chunk, timings=timings)
 
 
-def _store(config: SnapshotConfig) -> SnapshotStore | None:
+def _store(config: SnapshotConfig) -> SessionStore | None:
     """The deployment's store; None when it names no folder."""
     if config.folder is None:
         return None

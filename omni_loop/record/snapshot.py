@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 VERSION = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _DATA, _SESSION = "data.zarr", "session"
+_OUTLIVES = ("token", "owner", "attachment", "answered", "forgotten", "whole")  # of a session that outlives a server
 
 
 class ZarrSnapshots:
@@ -101,6 +102,19 @@ class ZarrSnapshots:
         except Exception as error:  # the bytes are as they were written, and yet no snapshot of ours
             raise _corrupt(name, f"{type(error).__name__} while reading it") from error
 
+    def discard(self, name: str) -> None:
+        """There is no snapshot ``name`` any more."""
+        place = self._place(name)
+        with self._lock:
+            gone = self._folder / f".new-{secrets.token_hex(8)}"  # what a start finds and removes
+            try:
+                if place.exists():
+                    place.rename(gone)
+                    sealed.sync(self._folder)
+                    shutil.rmtree(gone)
+            except OSError as error:
+                raise SnapshotError(f"the snapshot {name!r} cannot be removed: {error.strerror}") from error
+
     def _place(self, name: str) -> Path:
         if not _NAME.fullmatch(name):
             raise InvalidInput(f"{name[:100]!r} cannot name a snapshot: 1 to 100 of letters, digits, '.', '_' and '-'")
@@ -145,6 +159,8 @@ def _arrays(data: SnapshotData) -> Iterator[tuple[str, NDArray[Any]]]:
     """Every array with its place in the group."""
     if data.chunk is not None:
         yield "chunk", data.chunk.actions
+    for number, reply in enumerate(data.replies):
+        yield f"replies/{number}", np.frombuffer(reply, np.uint8)
     for group, payloads in (("stages", data.stages), ("feedback", data.feedback)):
         for number, payload in enumerate(payloads.values()):
             for index, value in enumerate(payload.arrays.values()):
@@ -187,6 +203,8 @@ def _describe(data: SnapshotData) -> dict[str, Any]:
         "chunk": None if chunk is None else [chunk.seq, chunk.first_step, chunk.epoch, chunk.policy_revision],
         "stages": [_payload_text(name, payload) for name, payload in data.stages.items()],
         "feedback": [_payload_text(name, payload) for name, payload in data.feedback.items()],
+        "outlives": {name: getattr(data, name) for name in _OUTLIVES},
+        "replies": len(data.replies),
     }
 
 
@@ -224,6 +242,8 @@ def _parse(files: Mapping[str, bytes]) -> SnapshotData:
         chunk=None if actions is None else _chunk(actions, *about["chunk"]),
         stages=_payloads(group, "stages", about["stages"], held),
         feedback=_payloads(group, "feedback", about["feedback"], held),
+        replies=tuple(_read(group, f"replies/{n}", held).tobytes() for n in range(about.get("replies", 0))),
+        **{name: value for name, value in about.get("outlives", {}).items() if name in _OUTLIVES},
     )
 
 

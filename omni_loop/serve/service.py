@@ -101,7 +101,9 @@ class LoopService:
     async def info(self, ref: pb.SessionRef) -> SessionInfo:
         """The session, for the principal that opened it and holds its token: every call on one begins here. Raises
         :class:`UnknownSession`."""
-        return self.core.session(ref.session, ref.resume_token, principal.get())
+        core, owner = self.core, principal.get()
+        await core.recall(ref.session, ref.resume_token, owner)
+        return core.session(ref.session, ref.resume_token, owner)
 
     def epoch(self, ref: pb.SessionRef) -> int:
         """Present epoch of the session; 0 for an unknown one."""

@@ -139,6 +139,10 @@ class SessionLog(Generic[W]):
         if self.base is not None and self.base.version.key > version.key:
             self._lose()  # the base lies in a future that is no more
 
+    def lose(self) -> None:
+        """Its base is no more what it was."""
+        self._lose()
+
     def until(self, version: Version | None) -> list[Entry[W]]:
         """The entries that lead from the base to ``version`` (None: to the end)."""
         return [e for e in self.entries if version is None or e.version.key <= version.key]

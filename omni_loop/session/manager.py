@@ -46,6 +46,8 @@ class Session:
     busy: int = 0  # calls under way; the lease is suspended meanwhile
     fence: Callable[[], None] | None = None
     detached: bool = False
+    doubtful: bool = False  # it came back from an earlier server, which may have answered more than it kept
+    kept_at: tuple[int, int] = (0, 0)  # epoch and tick when it was written last, to outlive the server
 
     def remember(self, reply: TickResult) -> None:
         """``reply`` is given to whoever asks for its seq again."""
@@ -55,6 +57,7 @@ class Session:
     def forget(self) -> None:
         """Drop what belongs to the state before a reset. The receipts must have been released."""
         self.chunk = None
+        self.doubtful = False
         self.replies.clear()
         self.feedback = {}
         self.log.clear()
@@ -89,6 +92,9 @@ class SessionManager:
     def __len__(self) -> int:
         return len(self._sessions)
 
+    def __contains__(self, id: str) -> bool:
+        return id in self._sessions
+
     def __iter__(self) -> Iterator[Session]:
         return iter(tuple(self._sessions.values()))
 
@@ -102,9 +108,12 @@ class SessionManager:
         machine: SessionMachine | None = None,
         log: SessionLog[Any] | None = None,
         owner: str = "",
+        *,
+        id: str = "",
+        token: str = "",
     ) -> Session:
         """A new session in phase NEW, busy until the first :meth:`release`; ``machine`` and ``log`` of one that
-        continues another. Exhausted when the table is full."""
+        continues another, ``id`` and ``token`` of one that comes back. Exhausted when the table is full."""
         if len(self._sessions) >= self._max_sessions:
             raise Exhausted(
                 f"all {self._max_sessions} sessions are taken; close one, or try again later: "
@@ -115,8 +124,8 @@ class SessionManager:
         machine = machine or SessionMachine()
         machine.max_waiting = self._max_waiting
         session = Session(
-            id=secrets.token_hex(8),
-            token=secrets.token_urlsafe(32),
+            id=id or secrets.token_hex(8),
+            token=token or secrets.token_urlsafe(32),
             pipeline=pipeline,
             seed=seed,
             prompt=prompt,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,6 +11,14 @@ from ..messages import Scalar
 from ..stage import Payload
 from ..types import ActionChunk
 from .machine import Position
+
+RESERVED = "session-"  # before a session's id: the name it is kept under to outlive its server
+_KEPT = re.compile(RESERVED + "[0-9a-f]{16}")
+
+
+def reserved(name: str) -> bool:
+    """Whether ``name`` is that of a session which outlives its server, and nobody else's to write or restore."""
+    return _KEPT.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +42,14 @@ class SnapshotData:
     chunk: ActionChunk | None
     stages: Mapping[str, Payload]
     feedback: Mapping[str, Payload]
+    # Of a session that outlives its server.
+    token: str = ""  # SHA-256 of its resume token, in hex
+    owner: str = ""
+    attachment: int = 0
+    answered: int = 0
+    forgotten: int = 0
+    replies: tuple[bytes, ...] = ()  # kept answers, as TickReply messages
+    whole: bool = False  # no tick followed it: it was written when the server stopped
 
 
 @dataclass(frozen=True, slots=True)

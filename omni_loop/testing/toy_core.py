@@ -120,6 +120,9 @@ class ToyCore:
     async def ping(self) -> None:
         return None
 
+    async def recall(self, session: str, token: str, owner: str = "") -> None:
+        """Sessions end with this core."""
+
     def session(self, session: str, token: str, owner: str = "") -> SessionInfo:
         live = self._find(session, token, owner)
         return replace(live.info, last_seq=live.accepted, step=live.step)
