@@ -35,7 +35,7 @@ def measure(seed: int, full: bool) -> float:
 
 async def _day(seed: int, full: bool) -> float:
     clock, draw = FakeClock(), np.random.default_rng(seed)
-    used = _resident if full else _in_use
+    used = _resident if full else in_use
     room = Budget(SESSIONS + 2, rewind_ticks=_CONFIG.rewind_ticks)
     async with bed(room, {"max_batch": SESSIONS}, _CONFIG, clock, max_sessions=SESSIONS + 2) as made:
         robots = [await made.open(seed + i) for i in range(SESSIONS)]
@@ -122,7 +122,7 @@ class _Mallinfo2(ctypes.Structure):
     ]
 
 
-def _in_use() -> int:
+def in_use() -> int:
     """Bytes that were allocated and not freed: of the C heap as it counts them; of Python's own, blocks of 64 each."""
     libc = ctypes.CDLL(None)
     libc.mallinfo2.restype = _Mallinfo2
