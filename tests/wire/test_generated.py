@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ("loop_pb2.py", "loop_pb2.pyi", "loop_pb2_grpc.py")
+COMPAT = "omni_loop/serve/compat/lerobot_pb2"
+NAMES = (
+    *(f"omni_loop/wire/loop_{name}" for name in ("pb2.py", "pb2.pyi", "pb2_grpc.py")),
+    f"{COMPAT}.py",
+    f"{COMPAT}.pyi",
+)
 
 
 def test_regenerating_changes_nothing(tmp_path: Path) -> None:
@@ -21,5 +26,5 @@ def test_regenerating_changes_nothing(tmp_path: Path) -> None:
         pytest.skip(f"grpcio-tools {installed} is installed, {pinned[1]} makes the code")
     subprocess.run([sys.executable, str(ROOT / "scripts/proto"), str(tmp_path)], check=True)
     for name in NAMES:
-        ours, fresh = ROOT / "omni_loop/wire" / name, tmp_path / "omni_loop/wire" / name
-        assert ours.read_text() == fresh.read_text(), f"run scripts/proto: {name} is not what loop.proto says"
+        ours, fresh = ROOT / name, tmp_path / name
+        assert ours.read_text() == fresh.read_text(), f"run scripts/proto: {name} is not what its proto says"

@@ -53,9 +53,7 @@ def view(
     """
     nbytes = limits.check_shape(name, shape, dtype.itemsize)
     if len(data) != nbytes:
-        raise TensorError(
-            f"{name!r} of {dtype.name} {shown(shape)} needs {nbytes} bytes of data, but {len(data)} came"
-        )
+        raise TensorError(f"{name!r} of {dtype.name} {shown(shape)} needs {nbytes} bytes of data, but {len(data)} came")
     flat = np.frombuffer(data, dtype)
     if dtype.kind == "b" and flat.view(np.uint8).max(initial=0) > 1:
         raise TensorError(f"{name!r} is bool but holds bytes other than 0 and 1")

@@ -85,7 +85,7 @@ class Openpi:
 
 
 class RoboArena(Openpi):
-    """RoboArena's and DreamZero's: ``endpoint`` in every message, a bare array as the answer, reset answered as text."""
+    """RoboArena's and DreamZero's: an ``endpoint`` in every message, a bare array as the answer, text after a reset."""
 
     controls: Mapping[str, type] = {**Openpi.controls, "session_id": str}
 
@@ -97,7 +97,7 @@ class RoboArena(Openpi):
             "n_external_cameras": sum(len(s.shape) == 3 and "wrist" not in s.name for s in spec.observations),
             "needs_stereo_camera": False,
             "needs_session_id": False,
-            "action_space": "joint_position",
+            "action_space": spec.action.name,
         }
         return {**super().metadata(spec, {}), **said, **own}
 

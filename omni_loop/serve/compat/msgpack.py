@@ -29,8 +29,7 @@ _LIST = {0xDC: 2, 0xDD: 4}
 _MAP = {0xDE: 2, 0xDF: 4}
 _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 _NUMBERS: dict[int, struct.Struct] = {
-    code: struct.Struct(f">{form}")
-    for code, form in zip((0xCA, 0xCB, *range(0xCC, 0xD4)), "fdBHIQbhiq", strict=True)
+    code: struct.Struct(f">{form}") for code, form in zip((0xCA, 0xCB, *range(0xCC, 0xD4)), "fdBHIQbhiq", strict=True)
 }
 
 

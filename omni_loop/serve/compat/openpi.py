@@ -11,17 +11,18 @@ from __future__ import annotations
 import asyncio
 import http
 import logging
-import ssl
 import time
 from typing import TYPE_CHECKING, Any
 
 from ...errors import Code, ConfigError, InvalidInput, OmniLoopError, Reason, ServerUnavailable, nearest
 from ...types import SessionSpec
+from .. import tls
+from ..auth import Gate
 from ..refusal import public
 from . import msgpack
-from .bind import tls_context, why_not
+from .bind import why_not
 from .dialects import DIALECTS, RESET, Asked, Openpi
-from .gate import Gate, OpenGate, bearer
+from .gate import bearer, common_name
 from .schema import Schema
 from .seat import Seat
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from websockets.asyncio.server import Server, ServerConnection
     from websockets.http11 import Request, Response
 
-    from ...endpoints import OpenpiEndpoint, TlsConfig
+    from ...endpoints import OpenpiEndpoint
     from ..service import LoopService
 
 _log = logging.getLogger(__name__)
@@ -39,17 +40,15 @@ _GOING_AWAY, _TRY_LATER = 1001, 1013
 MAX_SESSIONS = 16  # of one connection, under the client's names for them
 
 
-async def start(
-    config: OpenpiEndpoint, service: LoopService, gate: Gate | None = None, *, tls: TlsConfig | None = None
-) -> OpenpiServer:
-    """Listen. The pipeline is loaded: whoever connects is served.
+async def start(config: OpenpiEndpoint, service: LoopService, gate: Gate | None = None) -> OpenpiServer:
+    """Listen. The pipeline is loaded: whoever connects is served. ``gate`` None lets everybody in.
 
     Raises:
         ConfigError: no such pipeline, keys it does not have, one without actions. ServerUnavailable: the port is busy.
     """
     spec = _spec(config, service)
-    server = OpenpiServer(config, service, gate or OpenGate(), spec)
-    await server.start(tls_context(tls))
+    server = OpenpiServer(config, service, gate or Gate(), spec)
+    await server.start()
     return server
 
 
@@ -85,8 +84,10 @@ class OpenpiServer:
         self._server: Server | None = None
         self._visits: set[Visit] = set()
 
-    async def start(self, tls: ssl.SSLContext | None) -> None:
+    async def start(self) -> None:
         from websockets.asyncio.server import serve
+
+        access = self.gate.access
 
         try:
             self._server = await serve(
@@ -99,7 +100,7 @@ class OpenpiServer:
                 ping_interval=_PING_S,
                 ping_timeout=_PONG_S,
                 server_header=None,
-                ssl=tls,
+                ssl=None if access.tls is None else tls.context(access.tls),
             )
         except OSError as error:
             raise why_not(error, self.name, self.config.host, self.config.port) from error
@@ -130,18 +131,22 @@ class OpenpiServer:
         if self.draining:
             return connection.respond(_DOWN, "the server is about to stop\n")
         try:
-            self.gate.authenticate(bearer(request.headers.get("Authorization")))
+            self._principal(connection, request)
         except OmniLoopError as error:
             status = http.HTTPStatus.UNAUTHORIZED if error.code is Code.UNAUTHENTICATED else _DOWN
             return connection.respond(status, f"{error.text}\n")
         return None
+
+    def _principal(self, connection: ServerConnection, request: Request) -> str:
+        certificate = common_name(connection.transport.get_extra_info("peercert"))
+        return self.gate.authenticate(bearer(request.headers.get("Authorization")), certificate)
 
     async def _visit(self, connection: ServerConnection) -> None:
         from websockets.exceptions import ConnectionClosed
 
         assert connection.request is not None
         try:
-            principal = self.gate.authenticate(bearer(connection.request.headers.get("Authorization")))
+            principal = self._principal(connection, connection.request)
             with self.gate.stream(principal):
                 visit = Visit(self, connection, principal)
                 self._visits.add(visit)
@@ -237,7 +242,9 @@ class Visit:
         if name not in self._seats:
             if len(self._seats) >= MAX_SESSIONS:
                 raise InvalidInput(f"one connection has at most {MAX_SESSIONS} sessions; connect again for more")
-            self._seats[name] = Place(Seat(self._server.service, self._server.config.pipeline, self._principal))
+            self._seats[name] = Place(
+                Seat(self._server.service, self._server.config.pipeline, self._principal, self._server.gate)
+            )
         return self._seats[name]
 
     async def _prepare(self, place: Place, asked: Asked) -> None:

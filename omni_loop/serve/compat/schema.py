@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -16,18 +17,19 @@ _MOST_NUMBERS = 4096  # of a list that stands for an array
 
 
 class Schema:
-    """``names`` are the client's, by the pipeline's name for them.
+    """``names`` are the client's, by the pipeline's name for them. ``reshape``: a vector of as many numbers as an array
+    of more dimensions has is that array, row by row, for clients that can send nothing but vectors.
 
     Raises:
         ConfigError: ``names`` has one for an observation that the pipeline does not take, or one name for two.
     """
 
-    def __init__(self, spec: SessionSpec, names: Mapping[str, str]) -> None:
+    def __init__(self, spec: SessionSpec, names: Mapping[str, str], *, reshape: bool = False) -> None:
         known = [s.name for s in spec.observations]
         for name in names:
             if name not in known:
                 raise ConfigError(f"pipeline {spec.pipeline!r} takes no observation {name!r}.{nearest(name, known)}")
-        self.spec = spec
+        self.spec, self._reshape = spec, reshape
         self._specs = {names.get(s.name, s.name): s for s in spec.observations}
         if len(self._specs) < len(known):
             raise ConfigError("two observations of a pipeline cannot come under one name")
@@ -44,12 +46,17 @@ class Schema:
         """Exactly the session's ``keys``, each as its spec says. Numbers of another width or kind are converted where
         that loses no more than rounding; images are not touched. Raises :class:`TensorError`."""
         check.check_keys([name for name, s in self._specs.items() if s.name in keys], sent)
-        return {self._specs[name].name: fitted(self._specs[name], name, value) for name, value in sent.items()}
+        return {
+            self._specs[name].name: fitted(self._specs[name], name, value, self._reshape)
+            for name, value in sent.items()
+        }
 
 
-def fitted(spec: ArraySpec, name: str, value: Any) -> Array:
+def fitted(spec: ArraySpec, name: str, value: Any, reshape: bool = False) -> Array:
     """``value``, which the client calls ``name``, as ``spec`` says. Raises :class:`TensorError`."""
     array = _as_array(name, value)
+    if reshape and array.ndim == 1 and -1 not in spec.shape and array.size == math.prod(spec.shape):
+        array = array.reshape(spec.shape)
     want = np.dtype(spec.dtype)
     if array.dtype != want:
         array = _converted(name, array, want)

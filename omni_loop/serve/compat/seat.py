@@ -11,6 +11,7 @@ from ...messages import Scalar
 from ...types import Array, Op, TickResult
 
 if TYPE_CHECKING:
+    from ..auth import Gate
     from ..service import LoopService
 
 _ENDED = (Reason.SESSION_LOST, Reason.CLOSED)
@@ -22,8 +23,8 @@ class Seat:
     A session that ended by itself (its lease, a lost runner) is said once, as an error; the call after it begins anew.
     """
 
-    def __init__(self, service: LoopService, pipeline: str, owner: str) -> None:
-        self._service, self._pipeline, self._owner = service, pipeline, owner
+    def __init__(self, service: LoopService, pipeline: str, owner: str, gate: Gate) -> None:
+        self._service, self._pipeline, self._owner, self._gate = service, pipeline, owner, gate
         self._info: SessionInfo | None = None
         self._prompt = ""
         self._seq = 0  # highest answered
@@ -44,9 +45,9 @@ class Seat:
         """Raises as :meth:`~omni_loop.loop.sessions.Sessions.open` does."""
         service = self._service
         service.limits.check_prompt(prompt)
-        self._info = await service.core.open(
-            self._pipeline, seed, prompt, tuple(keys), options, owner=self._owner
-        )
+        owner, core = self._owner, service.core
+        async with self._gate.opening(owner, lambda: core.count(owner)):
+            self._info = await core.open(self._pipeline, seed, prompt, tuple(keys), options, owner=owner)
         self._prompt, self._seq, self.epoch = prompt, self._info.last_seq, self._info.epoch
 
     async def infer(self, arrays: Mapping[str, Array], step: int, spent_ms: float) -> TickResult:
