@@ -13,7 +13,7 @@ from omni_loop.testing.rows import long
 pytestmark = pytest.mark.timeout(400)  # a busy machine; it takes seconds alone
 
 
-@pytest.mark.parametrize("name", ["L1", "L2", "L3", "L5"])
+@pytest.mark.parametrize("name", ["L1", "L2", "L3", "L4", "L5"])
 def test_row(name: str) -> None:
     seed = secrets.randbelow(1 << 31)
     print(f"seed {seed}")
