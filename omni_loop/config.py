@@ -89,6 +89,7 @@ class SessionConfig(Section):
     outbox_bytes: Int64 = 8 * _MIB  # that may wait for a client that does not read
     rewind_ticks: Annotated[int, Field(ge=0, le=1024)] = 8  # states kept to go back to; the first to make room
     log_bytes: Annotated[int, Field(ge=0, le=(1 << 63) - 1)] = 8 * _MIB  # of requests, to rebuild evicted state from
+    logs_bytes: Int64 = 1024 * _MIB  # of the logs of all sessions; the one that grows beyond it gives its own up
 
 
 class SnapshotConfig(Section):

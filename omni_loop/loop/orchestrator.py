@@ -68,6 +68,7 @@ class Orchestrator(Enduring):
             session.rewind_ticks,
             session.grace_s,
             session.replies,
+            session.logs_bytes,
         )
         super().__init__(pool, manager, clock, store, tap, keep)
 

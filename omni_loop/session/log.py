@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ..stage import Payload
 from ..types import ActionChunk
@@ -56,6 +56,7 @@ class Entry(Generic[W]):
     work: W
     nbytes: int
     besides: bool = False
+    holders: int = 1  # logs it stands in: a child shares its parent's past
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +68,34 @@ class Base:
     version: Version
 
 
-class SessionLog(Generic[W]):
-    """See the module's text. ``limit`` bytes of entries; ``keep`` versions can be gone back to without a replay."""
+@dataclass(slots=True)
+class Room:
+    """Bytes of the logs of all sessions together; what several share is counted once."""
 
-    def __init__(self, limit: int, keep: int) -> None:
-        self._limit, self._keep = limit, keep
+    limit: int
+    used: int = 0
+
+    def enter(self, entry: Entry[Any]) -> None:
+        self.used += entry.nbytes
+
+    def leave(self, entry: Entry[Any]) -> None:
+        """One log less has ``entry``."""
+        entry.holders -= 1
+        if entry.holders == 0:
+            self.used -= entry.nbytes
+
+    @property
+    def full(self) -> bool:
+        return self.used > self.limit
+
+
+class SessionLog(Generic[W]):
+    """See the module's text. ``limit`` bytes of entries; ``keep`` versions can be gone back to without a replay;
+    ``room`` is shared with other logs: the one that grows beyond it gives way, so that no other session's state, which
+    the runners believe can be made anew, is lost unawares."""
+
+    def __init__(self, limit: int, keep: int, room: Room | None = None) -> None:
+        self._limit, self._keep, self._room = limit, keep, room or Room(limit)
         self.base: Base | None = None  # None: the session as freshly opened
         self.saved: Base | None = None  # the last snapshot of a state that is still in this session's past
         self.complete = True
@@ -90,7 +114,8 @@ class SessionLog(Generic[W]):
         if self.complete:
             self.entries.append(entry)
             self.nbytes += entry.nbytes
-            if self.nbytes > self._limit:
+            self._room.enter(entry)
+            if self.nbytes > self._limit or self._room.full:
                 self._shrink()
         return entry
 
@@ -108,8 +133,7 @@ class SessionLog(Generic[W]):
         self.saved = base
         if not self.complete or (self.base is not None and self.base.name == base.name):
             self.base, self.complete = base, True
-            self.entries = [e for e in self.entries if e.version.key > base.version.key]
-            self.nbytes = sum(e.nbytes for e in self.entries)
+            self._begin_after(base.version)
 
     def find(self, step: int) -> Version | None:
         """The latest version that stands at ``step``."""
@@ -133,7 +157,7 @@ class SessionLog(Generic[W]):
         while self.kept and self.kept[-1].version.key > version.key:
             self.kept.pop()
         while self.entries and self.entries[-1].version.key > version.key:
-            self.nbytes -= self.entries.pop().nbytes
+            self._gone(self.entries.pop())
         if self.saved is not None and self.saved.version.key > version.key:
             self.saved = None
         if self.base is not None and self.base.version.key > version.key:
@@ -151,14 +175,16 @@ class SessionLog(Generic[W]):
         """The session is fresh, or as ``base`` says."""
         self.base = self.saved = base
         self.complete = True
-        self.entries, self.nbytes = [], 0
+        self._empty()
         self.kept.clear()
 
     def forked(self) -> SessionLog[W]:
         """A child's log: the same past. What the runners keep to go back to is the parent's alone."""
-        child: SessionLog[W] = SessionLog(self._limit, self._keep)
+        child: SessionLog[W] = SessionLog(self._limit, self._keep, self._room)
         child.base, child.saved, child.complete = self.base, self.saved, self.complete
         child.entries, child.nbytes = list(self.entries), self.nbytes
+        for entry in child.entries:
+            entry.holders += 1
         return child
 
     def _versions(self) -> Iterable[Version]:
@@ -176,11 +202,25 @@ class SessionLog(Generic[W]):
             self._lose()
             return
         self.base = saved
-        self.entries = [e for e in self.entries if e.version.key > saved.version.key]
-        self.nbytes = sum(e.nbytes for e in self.entries)
-        if self.nbytes > self._limit:
+        self._begin_after(saved.version)
+        if self.nbytes > self._limit or self._room.full:
             self._lose()
 
     def _lose(self) -> None:
         self.base, self.complete = None, False
-        self.entries, self.nbytes = [], 0
+        self._empty()
+
+    def _begin_after(self, version: Version) -> None:
+        gone = [e for e in self.entries if e.version.key <= version.key]
+        self.entries = [e for e in self.entries if e.version.key > version.key]
+        for entry in gone:
+            self._gone(entry)
+
+    def _empty(self) -> None:
+        for entry in self.entries:
+            self._gone(entry)
+        self.entries = []
+
+    def _gone(self, entry: Entry[W]) -> None:
+        self.nbytes -= entry.nbytes
+        self._room.leave(entry)

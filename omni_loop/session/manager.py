@@ -17,7 +17,7 @@ from ..clock import Clock
 from ..errors import Exhausted, Reason, UnknownSession
 from ..messages import Receipt, Scalar
 from ..types import ActionChunk, TickResult
-from .log import SessionLog
+from .log import Room, SessionLog
 from .machine import Phase, SessionMachine
 from .replies import Replies
 
@@ -77,12 +77,13 @@ class SessionManager:
         rewind_ticks: int = 8,
         grace_s: float = 60.0,
         replies: int = 8,
+        logs_bytes: int = 1 << 30,
     ) -> None:
         self._clock = clock
         self._max_sessions = max_sessions
         self._ttl, self._grace, self._replies = idle_ttl_s, grace_s, replies
         self._max_waiting = max_waiting
-        self._log_bytes, self._rewind_ticks = log_bytes, rewind_ticks
+        self._log_bytes, self._rewind_ticks, self._room = log_bytes, rewind_ticks, Room(logs_bytes)
         self._sessions: dict[str, Session] = {}
         # Of each kind of lease one length for all, so that insertion order is due order.
         self._idle: OrderedDict[str, float] = OrderedDict()
@@ -115,6 +116,8 @@ class SessionManager:
         """A new session in phase NEW, busy until the first :meth:`release`; ``machine`` and ``log`` of one that
         continues another, ``id`` and ``token`` of one that comes back. Exhausted when the table is full."""
         if len(self._sessions) >= self._max_sessions:
+            if log is not None:
+                log.clear()  # a child's past takes no more room
             raise Exhausted(
                 f"all {self._max_sessions} sessions are taken; close one, or try again later: "
                 f"a session ends by itself after {self._ttl:g} s without a call",
@@ -147,7 +150,7 @@ class SessionManager:
 
     def log(self) -> SessionLog[Any]:
         """An empty log of the configured size."""
-        return SessionLog(self._log_bytes, self._rewind_ticks)
+        return SessionLog(self._log_bytes, self._rewind_ticks, self._room)
 
     def find(self, id: str, token: str, owner: str | None = None) -> Session:
         """The session, for whoever holds its token and, where ``owner`` is given, opened it. An unknown id, a wrong
@@ -203,7 +206,8 @@ class SessionManager:
         self._lost.pop(session.id, None)
 
     def remove(self, session: Session) -> None:
-        """Free the session's place."""
+        """Free the session's place, and the room of its log."""
+        session.log.clear()
         if self._sessions.pop(session.id, None) is not None:
             self._owned[session.owner] -= 1
             if not self._owned[session.owner]:

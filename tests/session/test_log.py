@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from omni_loop.messages import PayloadKind
-from omni_loop.session.log import ENTRY_BYTES, Base, SessionLog, Version
+from omni_loop.session.log import ENTRY_BYTES, Base, Room, SessionLog, Version
 from omni_loop.session.machine import Position
 from omni_loop.stage import Payload
 
@@ -102,3 +102,35 @@ def test_without_bytes_or_versions_nothing_is_kept() -> None:
     log = log_of(3, limit=0, keep=0)
     assert not log.complete
     assert log.steps() == []
+
+
+def test_all_logs_together_are_bounded_and_the_one_that_grows_gives_way() -> None:
+    room = Room(3 * (100 + ENTRY_BYTES))
+    one: SessionLog[str] = SessionLog(1 << 20, 2, room)
+    other: SessionLog[str] = SessionLog(1 << 20, 2, room)
+    for step in range(2):
+        one.add(version(step), 1, "one", 100)
+    other.add(version(0), 1, "other", 100)
+    assert room.used == room.limit
+    other.add(version(1), 1, "other", 100)
+    assert (one.recomputable, other.recomputable) == (True, False)
+    assert room.used == one.nbytes == 2 * (100 + ENTRY_BYTES)
+    one.clear()
+    assert room.used == 0
+
+
+def test_what_a_child_shares_takes_its_bytes_once() -> None:
+    room = Room(1 << 20)
+    parent: SessionLog[str] = SessionLog(1 << 20, 2, room)
+    for step in range(3):
+        parent.add(version(step), 1, "parent", 100)
+    used, child = room.used, parent.forked()
+    assert room.used == used == child.nbytes
+    child.add(version(3), 1, "child", 100)
+    child.cut(version(1))
+    assert room.used == used
+    parent.clear()
+    assert room.used == child.nbytes == 2 * (100 + ENTRY_BYTES)
+    child.snapshotted(Base("s", "d", version(1)))
+    child.clear()
+    assert room.used == 0
