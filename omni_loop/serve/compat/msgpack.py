@@ -151,7 +151,8 @@ class _Reader:
             raise TensorError(f"{name!r} is no number: its map needs a number 'data' and text 'dtype'")
         dtype = dtype_of(name, text)
         if dtype.kind == "f":
-            return dtype.type(data)
+            with np.errstate(over="ignore"):  # infinite then, and refused where it must be finite
+                return dtype.type(data)
         low, high = (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype.name).min), int(np.iinfo(dtype.name).max))
         if not (isinstance(data, int) and low <= data <= high):
             raise TensorError(f"{name!r} is {data!r}, which is no {dtype.name}")
