@@ -13,7 +13,7 @@ import grpc.aio
 from google.protobuf.message import Message
 from numpy.typing import ArrayLike
 
-from ..errors import OmniLoopError
+from ..errors import OmniLoopError, ServerUnavailable
 from ..types import SessionSpec, TickResult
 from ..wire import loop_pb2 as pb
 from . import arguments, book, channel, watch
@@ -90,9 +90,11 @@ class AsyncClient:
                 response_deserializer=reply.FromString,
             )
         try:
-            answer: R = await call(request, timeout=self._timeout_s)
+            answer: R | None = await call(request, timeout=self._timeout_s)
         except grpc.RpcError as error:
             raise channel.typed(error, self.address) from None
+        if answer is None:  # what grpc.aio makes of bytes that do not parse: a bad network spoilt them
+            raise ServerUnavailable(f"what {self.address} answered is no {reply.DESCRIPTOR.full_name}")
         return answer
 
     async def watch(self, watched: watch.Watch) -> TickResult:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from ..errors import Code, OmniLoopError, Reason, rebuild
 from ..wire import loop_pb2 as pb
@@ -52,8 +53,8 @@ def typed(error: grpc.RpcError, address: str) -> OmniLoopError:
     """The server's own error where it sent one, else what gRPC's status means."""
     trailers: Any = error.trailing_metadata() or ()
     for key, value in trailers:
-        if key == ERROR_KEY:
-            return decode_error(pb.Error.FromString(value))
+        if key == ERROR_KEY and (sent := _sent(value)) is not None:
+            return sent
     status = error.code()
     details = error.details() or status.name
     code, reason, retryable = _OWN.get(status, (Code.INTERNAL, Reason.STAGE_FAILED, False))
@@ -62,3 +63,11 @@ def typed(error: grpc.RpcError, address: str) -> OmniLoopError:
     elif status is grpc.StatusCode.CANCELLED:
         details = f"{address} ended the call: {details}"
     return rebuild(code, reason, retryable, details)
+
+
+def _sent(value: Any) -> OmniLoopError | None:
+    """The error in a trailer; None when a bad network has spoilt it."""
+    try:
+        return decode_error(pb.Error.FromString(value))
+    except DecodeError:
+        return None
