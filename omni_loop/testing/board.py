@@ -104,7 +104,7 @@ ROWS: tuple[Row, ...] = (
     Row("F14", "TCP delays, cuts, silence and flips", "faults survived", "network:measure", repeats=True),
     Row("B1", "codec fuzz", "inputs", "codec_fuzz:measure"),
     Row("B2", "valid messages on a live server", "messages", "valid_fuzz:measure"),
-    Row("B3", "named bad inputs"),
+    Row("B3", "named bad inputs", "cases refused", "named:measure"),
     Row("B4", "raw HTTP/2 garbage", "connections", "garbage:measure"),
     Row("B5", "bad configuration"),
     Row("S1", "TLS"),
