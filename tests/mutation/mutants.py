@@ -42,7 +42,7 @@ class Mutant:
     check: Callable[[], None]
 
 
-def _instead(value: Any) -> Change:
+def instead(value: Any) -> Change:
     return lambda original: value
 
 
@@ -208,7 +208,7 @@ def _finite(original: Any) -> Any:
 
 
 MUTANTS = (
-    Mutant("a fork takes no references", KVPool, "adopt", _instead(_fork_uncounted), "F6", row("F6")),
+    Mutant("a fork takes no references", KVPool, "adopt", instead(_fork_uncounted), "F6", row("F6")),
     Mutant(
         "truncate keeps a block",
         BlockTable,
@@ -254,7 +254,7 @@ MUTANTS = (
         "eviction takes what is staged",
         Session,
         "undecided",
-        _instead(property(lambda self: False)),
+        instead(property(lambda self: False)),
         "what_is_pinned_or_under_way_is_not_evicted",
         contract("what_is_pinned_or_under_way_is_not_evicted"),
     ),
@@ -262,9 +262,9 @@ MUTANTS = (
     Mutant("the ledger counts an aliased storage twice", Account, "hold", _count_every_holder, "F6", row("F6")),
     Mutant("a tick commits its first stage alone", StateManager, "commit", _first_stage_only, "F7", row("F7")),
     Mutant("a batch mixes up two sessions", Batcher, "_run", _rows_swapped, "F7", row("F7")),
-    Mutant("a split batch keeps what was staged", Runner, "undo", _instead(lambda s, c: None), "F7", row("F7")),
+    Mutant("a split batch keeps what was staged", Runner, "undo", instead(lambda s, c: None), "F7", row("F7")),
     Mutant("outputs are not checked for NaN", payloads, "is_finite", _finite, "F7", row("F7")),
-    Mutant("actions are not checked", results, "_expect", _instead(lambda *a: None), "F7", row("F7")),
+    Mutant("actions are not checked", results, "_expect", instead(lambda *a: None), "F7", row("F7")),
     Mutant("a failed tick draws other noise", SessionMachine, "undone", _keeps_counting, "F7", row("F7")),
     Mutant("noise ignores the epoch", StageItem, "noise_seed", _noise_without("epoch"), "noise", checks.noise),
     Mutant("noise ignores the tick", StageItem, "noise_seed", _noise_without("tick"), "noise", checks.noise),
@@ -273,8 +273,8 @@ MUTANTS = (
     Mutant(
         "what ran besides is not replayed", orchestrator.Orchestrator, "_besides", _besides_unnoted, "F6", row("F6")
     ),
-    Mutant("a child is fed nothing", Live, "fed", _instead(lambda self: {}), "F6", row("F6")),
-    Mutant("the log has no bound", SessionLog, "_shrink", _instead(lambda self: None), "L3", row("L3")),
+    Mutant("a child is fed nothing", Live, "fed", instead(lambda self: {}), "F6", row("F6")),
+    Mutant("the log has no bound", SessionLog, "_shrink", instead(lambda self: None), "L3", row("L3")),
     Mutant("payloads of a tick stay", TickRun, "_release_outputs", _forgets, "F7", row("F7")),
     Mutant("a restored ring is reversed", state, "place", _ring_reversed, "F11", row("F11")),
     Mutant("the store believes every file", sealed, "digest", _unchecked, "F11", row("F11")),

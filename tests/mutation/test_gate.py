@@ -10,8 +10,11 @@ from omni_loop.errors import OmniLoopError
 from omni_loop.testing.board import Broken
 from omni_loop.testing.rows import bed, long
 
-from .mutants import MUTANTS, Mutant
+from .mutants import MUTANTS as STATE_MUTANTS
+from .mutants import Mutant
+from .session_mutants import SESSION_MUTANTS
 
+MUTANTS = (*STATE_MUTANTS, *SESSION_MUTANTS)
 CHECKS: dict[str, Callable[[], None]] = {mutant.found_by: mutant.check for mutant in MUTANTS}
 pytestmark = pytest.mark.timeout(400)
 
@@ -38,4 +41,6 @@ def test_a_planted_bug_is_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_there_are_enough_of_them() -> None:
-    assert len({mutant.bug for mutant in MUTANTS}) == len(MUTANTS) >= 16
+    assert len({mutant.bug for mutant in MUTANTS}) == len(MUTANTS)
+    assert len(STATE_MUTANTS) >= 16
+    assert len(SESSION_MUTANTS) >= 12

@@ -109,6 +109,5 @@ def _cases(ref: pb.SessionRef) -> list[Case]:
         plan.session.CopyFrom(ref)
         raw = case.spoil(plan) or plan.SerializeToString()
         cases.append((case.name, "Plan", raw, case.says, case.reason))
-    for call in bad_calls():
-        cases.append((call.name, call.method, call.raw(ref), (call.says,), call.reason))
+    cases += [(call.name, call.method, call.raw(ref), (call.says,), call.reason) for call in bad_calls()]
     return cases
