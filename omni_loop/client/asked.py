@@ -114,7 +114,8 @@ class Ledger:
             if asked.seq and asked.seq in attached.pending:
                 asked.on = connection
         turnings = [asked for asked in self._asked if asked.kind in TURNINGS and asked.on is not None]
-        unsure = attached.pending or any(asked.kind == "recondition" for asked in self._asked)  # may begin an epoch too
+        # A recondition to the past begins an epoch too.
+        unsure = attached.pending or any(a.kind == "recondition" and a.seq <= attached.accepted for a in self._asked)
         if turnings and not unsure and attached.epoch - known == len(turnings):
             return self._turned(turnings[-1], attached.epoch)
         newest = max((n for n, asked in enumerate(self._asked) if 0 < asked.seq <= attached.accepted), default=0)

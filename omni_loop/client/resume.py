@@ -57,6 +57,7 @@ class ResumingStream(Requests):
         self._window = window
         self.attachments = 0
         self.attached: Attached | None = None  # the last time
+        self.resumed_s = 0.0  # the longest that attaching again took, from when a loss was noticed
         self._ledger = Ledger()
         self._ready: deque[pb.ServerMessage] = deque()  # heard while attaching, or told by what the server said then
         self._inner: SessionStream | None = None
@@ -162,7 +163,7 @@ class ResumingStream(Requests):
 
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
-        until, wait_s = loop.time() + self._give_up_s, FIRST_WAIT_S
+        began, wait_s = loop.time(), FIRST_WAIT_S
         while True:
             inner = SessionStream(self._channel, self._address, self._book)
             try:
@@ -176,7 +177,7 @@ class ResumingStream(Requests):
                 inner.cancel()
                 raise
             inner.cancel()
-            if loop.time() + wait_s > until:
+            if loop.time() + wait_s > began + self._give_up_s:
                 error.retryable = False
                 self._over = error
             self._judge(error)
@@ -184,6 +185,8 @@ class ResumingStream(Requests):
                 raise self._over
             await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+        if self.attachments:
+            self.resumed_s = max(self.resumed_s, loop.time() - began)
         self.attachments += 1
         self._inner = inner
         self._resending = asyncio.create_task(self._push())

@@ -26,6 +26,8 @@ from . import channel
 from .arguments import whole
 from .book import ANSWERS, Book
 
+STATUS_S, STATUS_TRIES = 0.005, 40  # between looks at how a call ended
+
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
@@ -233,6 +235,7 @@ class SessionStream(Requests):
             response_deserializer=pb.ServerMessage.FromString,
         )
         self._call: Any = call()
+        self._fenced: OmniLoopError | None = None  # told in-band
         self.last_seq = 0  # highest seq the server had answered when the stream attached
 
     async def attach(self, last_received_seq: int | None = None) -> Attached:
@@ -268,24 +271,34 @@ class SessionStream(Requests):
     async def _send(self, message: pb.ClientMessage) -> None:
         try:
             await self._call.write(message)
-        except grpc.RpcError as error:
-            raise channel.typed(error, self._address) from None
-        except asyncio.InvalidStateError:  # the call was over before
+        except (grpc.RpcError, asyncio.InvalidStateError):  # the latter: the call was over before
             raise await self._why_over() from None
-
-    async def _why_over(self) -> OmniLoopError:
-        call = self._call
-        code = await call.code()
-        if code is grpc.StatusCode.OK:
-            return ServerUnavailable(f"{self._address} has ended the stream", reason=Reason.CLOSED)
-        ended = grpc.aio.AioRpcError(
-            code, await call.initial_metadata(), await call.trailing_metadata(), await call.details()
-        )
-        return channel.typed(ended, self._address)
 
     async def _receive(self) -> pb.ServerMessage | None:
         try:
             message = await self._call.read()
-        except grpc.RpcError as error:
-            raise channel.typed(error, self._address) from None
-        return message if isinstance(message, pb.ServerMessage) else None  # else EOF
+        except grpc.RpcError:
+            raise await self._why_over() from None
+        if not isinstance(message, pb.ServerMessage):  # EOF
+            return None
+        if message.error.reason == Reason.FENCED and not message.error.seq:
+            self._fenced = codec.decode_error(message.error)
+            self._call.cancel()
+            raise self._fenced
+        return message
+
+    async def _why_over(self) -> OmniLoopError:
+        """What the call ended with. gRPC says INTERNAL of a write that met the end, until the status has come that the
+        server ended it with: taken for a lost connection, that would have a fenced client fence the newer one."""
+        if self._fenced is not None:
+            return self._fenced
+        call = self._call
+        for _ in range(STATUS_TRIES):
+            code, trailers = await call.code(), await call.trailing_metadata()
+            if code is not grpc.StatusCode.INTERNAL or any(key == codec.ERROR_KEY for key, _ in trailers or ()):
+                break
+            await asyncio.sleep(STATUS_S)
+        if code is grpc.StatusCode.OK:
+            return ServerUnavailable(f"{self._address} has ended the stream", reason=Reason.CLOSED)
+        ended = grpc.aio.AioRpcError(code, await call.initial_metadata(), trailers, await call.details())
+        return channel.typed(ended, self._address)

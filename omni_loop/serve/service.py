@@ -56,6 +56,7 @@ class LoopService:
         self.orchestrator: Orchestrator | None = None
         self.draining = False
         self.streams: set[Connection] = set()  # attached ones
+        self.turnings: dict[str, set[asyncio.Task[None]]] = {}  # resets and rewinds under way on streams, by session
 
     def handler(self) -> grpc.GenericRpcHandler:
         """What a ``grpc.aio`` server adds."""
@@ -86,6 +87,8 @@ class LoopService:
     async def gone(self) -> None:
         """Once nothing of any stream runs: gRPC forgets a call that is cancelled before its handler has ended."""
         await asyncio.gather(*(stream.gone.wait() for stream in self.streams))
+        if turnings := [task for tasks in self.turnings.values() for task in tasks]:
+            await asyncio.wait(turnings)
 
     def close(self) -> None:
         self.decoder.close()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Coroutine
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from ..errors import Code, DeadlineExceeded, InvalidInput, OmniLoopError, Reason, ServerUnavailable, StateError
 from ..loop.request import Attachment, SessionInfo, TickRequest
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from .service import LoopService
 
 ATTACH_S = 10.0  # a stream whose first message takes longer ends
+TURNED_S = 5.0  # an attach waits so long for resets and rewinds of the stream before, so that its epoch holds
+# A fenced client is told in-band and then has so long to end its stream. Ended at once, a client that is writing would
+# hear of a broken connection, attach again, and fence the newer one.
+FAREWELL_S = 5.0
 # A robot comes back for what it saw; imagination that nobody waits for is not worth a pass of a model.
 KEPT = (Op.INFER, Op.RECONDITION)
 # Errors that are a skip's reason; see Skipped in loop.proto.
@@ -50,9 +54,9 @@ class Connection:
         self._context = context
         self._ref = pb.SessionRef()
         self._info: SessionInfo
-        self._outbox = Outbox(service.limits.outbox_bytes)
+        self.outbox = Outbox(service.limits.outbox_bytes)
         self._running: dict[int, asyncio.Task[None]] = {}  # by seq
-        self._turnings: set[asyncio.Task[None]] = set()  # resets and rewinds
+        self._turnings: set[asyncio.Task[None]] = set()  # resets and rewinds; they go on when the stream ends
         self._writer: asyncio.Task[None] | None = None
         self._room = asyncio.Event()  # an answer or a message left
         self._drained = asyncio.Event()
@@ -81,6 +85,7 @@ class Connection:
         """A newer stream has attached to the session: this one ends as aborted."""
         self._fenced = True
         self._over.set()
+        self._room.set()
 
     async def run(self, requests: AsyncIterator[bytes]) -> None:
         """Until the client has no more requests and all are answered, or the stream is drained.
@@ -94,12 +99,15 @@ class Connection:
         self._ref = attach.session
         self._info = info = await self._service.info(attach.session)
         last = attach.last_received_seq if attach.HasField("last_received_seq") else None
+        await self._take_over()
         attached = core.attach(info.id, info.token, self.fence, last)
         self._service.streams.add(self)
         _open.set(len(self._service.streams))
         how = "lost"
         try:
             self._welcome(attached, last is not None)
+            if self._service.draining:
+                self.drain()
             await self._serve(requests)
             how = "drained" if self._drained.is_set() else "whole"
         except StateError as error:
@@ -107,9 +115,10 @@ class Connection:
             raise
         finally:
             _ended.inc(how=how)
+            self._over.set()
             core.detach(info.id, attached.number)
             try:
-                await _end(self._writer, *self._running.values(), *self._turnings)
+                await _end(self._writer, *self._running.values())
             finally:
                 self._service.streams.discard(self)
                 _open.set(len(self._service.streams))
@@ -127,6 +136,15 @@ class Connection:
         if message.WhichOneof("kind") != "attach":
             raise InvalidInput("the first message of a stream must be attach")
         return message.attach
+
+    async def _take_over(self) -> None:
+        """Older streams of the session read nothing more, and their resets and rewinds are done. Without a wait where
+        there are none: then what is pending goes over to this stream."""
+        for stream in self._service.streams:
+            if stream._ref.session == self._ref.session:
+                stream.fence()
+        if turnings := self._service.turnings.get(self._ref.session):
+            await asyncio.wait(turnings, timeout=TURNED_S)
 
     def _welcome(self, attached: Attachment, resumed: bool) -> None:
         """Without a wait: what is pending is joined before the fenced stream's waiters go, and replies come first."""
@@ -149,34 +167,51 @@ class Connection:
                 self._answer_by(core.wait(info.id, info.token, seq, self._listener(said)), seq, said)
 
     async def _serve(self, requests: AsyncIterator[bytes]) -> None:
-        work = asyncio.create_task(self._work(requests))
+        reader = asyncio.create_task(self._read(requests))
+        work = asyncio.create_task(self._work(reader))
         over = asyncio.create_task(self._over.wait())
         try:
             await asyncio.wait((work, over), return_when=asyncio.FIRST_COMPLETED)
             if self._fenced:
-                raise StateError("a newer stream has attached to this session", code=Code.ABORTED, reason=Reason.FENCED)
+                await self._bid_farewell(reader)
             if self._broken is not None:
                 raise ServerUnavailable(
                     "the connection ended while an answer was written", reason=Reason.CLOSED
                 ) from self._broken
             await work
         finally:
-            await _end(work, over)
+            await _end(reader, work, over)
 
-    async def _work(self, requests: AsyncIterator[bytes]) -> None:
+    async def _work(self, reader: asyncio.Task[None]) -> None:
         """Read to the end or to the drain, and see everything answered and written."""
-        reader = asyncio.create_task(self._read(requests))
         drained = asyncio.create_task(self._drained.wait())
         try:
             await asyncio.wait((reader, drained), return_when=asyncio.FIRST_COMPLETED)
             if reader.done() or not self._between:  # a message already read is answered like the others
                 await reader
         finally:
-            await _end(reader, drained)
+            await _end(drained)
         while tasks := [*self._running.values(), *self._turnings]:
             await asyncio.wait(tasks)
         if self._writer is not None:
             await self._writer
+
+    async def _bid_farewell(self, reader: asyncio.Task[None]) -> NoReturn:
+        error = StateError("a newer stream has attached to this session", code=Code.ABORTED, reason=Reason.FENCED)
+        message = pb.ServerMessage(error=codec.encode_error(error, epoch=self.epoch))
+        farewell = asyncio.create_task(self._say(message))
+        drained = asyncio.create_task(self._drained.wait())
+        try:
+            await asyncio.wait((reader, drained), timeout=FAREWELL_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _end(farewell, drained)
+        raise error
+
+    async def _say(self, message: pb.ServerMessage) -> None:
+        """The last words, after the one that is on its way."""
+        if self._writer is not None:
+            await asyncio.wait((self._writer,))
+        await self._context.write(message.SerializeToString())
 
     # Requests ---------------------------------------------------------------------------------------------
 
@@ -187,7 +222,8 @@ class Connection:
             self._between = False
             if raw is None:
                 return
-            await self._hear(raw, time.perf_counter())
+            if not self._fenced:
+                await self._hear(raw, time.perf_counter())
 
     async def _hear(self, raw: bytes, began: float) -> None:
         """One message. Waits while too many requests are unanswered, but a cancel, which may be what they wait for."""
@@ -198,7 +234,7 @@ class Connection:
             if kind == "cancel":
                 self._cancel(message.cancel.seq)
                 return
-            while self.unanswered >= self._service.limits.max_in_flight or self._outbox.full:
+            while not self._fenced and (self.unanswered >= self._service.limits.max_in_flight or self.outbox.full):
                 self._room.clear()
                 await self._room.wait()
             seq = getattr(getattr(message, kind or "", None), "seq", 0)
@@ -232,7 +268,19 @@ class Connection:
     def _turn_back(self, message: pb.ResetRequest | pb.RewindRequest) -> None:
         if self._fenced:
             return
-        self._follow(self._turnings, self._answer_turning(message))
+        session, everybodys = self._ref.session, self._service.turnings
+        task = eager(self._answer_turning(message))
+        self._turnings.add(task)
+        everybodys.setdefault(session, set()).add(task)
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._turnings.discard(task)
+            everybodys[session].discard(task)
+            if not everybodys[session]:
+                del everybodys[session]
+            self._room.set()
+
+        task.add_done_callback(done)
 
     # Answers ----------------------------------------------------------------------------------------------
 
@@ -301,28 +349,18 @@ class Connection:
     def _put(self, kind: Kind, message: pb.ServerMessage, seq: int = 0, epoch: int = 0, *, more: bool = False) -> None:
         if self._over.is_set():
             return  # nobody hears it here; a newer stream has joined what is under way
-        self._outbox.put(kind, message, seq, epoch, more=more)
+        self.outbox.put(kind, message, seq, epoch, more=more)
         if self._writer is None or self._writer.done():
             self._writer = eager(self._write())  # at once, and not when the loop comes round to it
 
     async def _write(self) -> None:
         try:
-            while not self._fenced and (data := self._outbox.take()) is not None:
+            while not self._fenced and (data := self.outbox.take()) is not None:
                 self._room.set()
                 await self._context.write(data)
         except Exception as error:
             self._broken = error
             self._over.set()
-
-    def _follow(self, tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
-        task = eager(work)
-        tasks.add(task)
-
-        def done(task: asyncio.Task[None]) -> None:
-            tasks.discard(task)
-            self._room.set()
-
-        task.add_done_callback(done)
 
 
 class _Said:

@@ -393,6 +393,7 @@ class ToyCore:
             return answer
         if live.options.get("frames_fail"):
             return replace(answer, frames_error=StageFailed("stage 'frames' failed"))
-        frames = np.full((count, 8, 8, 3), request.seq % 256, np.uint8)
+        assert live.info.spec.frame is not None
+        frames = np.full((count, *live.info.spec.frame.shape), request.seq % 256, np.uint8)
         scene = np.zeros((count, 3, 2), np.float32)
         return replace(answer, frames=FramePrediction(request.seq, request.step + 1, frames, answer.epoch, scene))

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -253,6 +254,9 @@ def nothing_leaks() -> Iterator[None]:
     for thread in threading.enumerate():
         if thread not in threads:
             thread.join(2.0)  # those of an executor that was shut down end by themselves
+    until = time.monotonic() + 5.0
+    while _fds() > fds and time.monotonic() < until:
+        time.sleep(0.02)  # gRPC closes its sockets behind the call that ends them
     left = [t.name for t in threading.enumerate() if t not in threads]
     expect(not left, f"threads are left: {', '.join(left)}")
     expect(_fds() <= fds, f"{_fds() - fds} file descriptors are left")
