@@ -76,8 +76,8 @@ class _Heard:
         for seq, want in other.ticks.items():
             expect(same(self.ticks[seq], want), f"seq {seq} was answered otherwise than on a stream that is not cut")
         expect(set(self.frames) == set(other.frames), "frames are missing")
-        for seq, want in other.frames.items():
-            expect(self.frames[seq].frames.tobytes() == want.frames.tobytes(), f"the frames of seq {seq} differ")
+        for seq, shown in other.frames.items():
+            expect(self.frames[seq].frames.tobytes() == shown.frames.tobytes(), f"the frames of seq {seq} differ")
 
 
 Cut = Callable[[FaultProxy, int, int], None]  # hears how many messages were sent and heard
@@ -280,7 +280,7 @@ def _copy(book: Book) -> Book:
 
 def _committed(claimants: Sequence[_Claimant]) -> dict[int, np.ndarray[Any, np.dtype[np.float32]]]:
     """Observations by seq: of the client that owned the stream when the server accepted it."""
-    committed = {}
+    committed: dict[int, np.ndarray[Any, np.dtype[np.float32]]] = {}
     for claimant, newer in zip(claimants, [*claimants[1:], None], strict=True):
         until = newer.accepted if newer is not None else max(claimant.asked)
         committed |= {seq: x for seq, x in claimant.asked.items() if claimant.accepted < seq <= until}
