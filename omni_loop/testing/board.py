@@ -109,7 +109,7 @@ ROWS: tuple[Row, ...] = (
     Row("B5", "bad configuration"),
     Row("S1", "TLS"),
     Row("S2", "every call needs a token"),
-    Row("S3", "no code from data"),
+    Row("S3", "no code from data", "inputs", "no_code:measure"),
     Row("S4", "names stay inside their root"),
     Row("S5", "bombs"),
     Row("S6", "exhaustion"),
