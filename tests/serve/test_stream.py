@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from omni_loop.client import AsyncClient, AsyncSession, Draining, FramesLost, Refused, SessionStream, Skipped, WasReset
-from omni_loop.errors import Code, InvalidInput, Reason, StageFailed, StateError, UnknownSession
+from omni_loop.errors import Code, DeadlineExceeded, InvalidInput, Reason, StageFailed, StateError, UnknownSession
 from omni_loop.serve.app import Server
 from omni_loop.testing.bad_inputs import KEYS, cases, good_arrays, good_request
 from omni_loop.testing.toy_core import SECRET, ToyCore
@@ -250,3 +250,89 @@ async def test_draining_answers_what_runs_and_says_so(client: AsyncClient, serve
         with pytest.raises(StopAsyncIteration):
             await anext(events)
         await stopping
+
+
+async def test_what_a_fenced_stream_sends_is_never_computed(client: AsyncClient, server: Server, core: ToyCore) -> None:
+    session = await client.open("toy")
+    async with session.stream() as older:
+        (connection,) = server.service.streams
+        await older.infer(ARRAYS, 0)
+        assert (await anext(aiter(older))).seq == 1
+        connection.fence()
+        for step in range(1, 5):
+            await older.infer(ARRAYS, step)
+        with pytest.raises(StateError) as fenced:
+            await anext(aiter(older))
+        assert fenced.value.reason is Reason.FENCED
+    await connection.gone.wait()
+    assert core.computed == 1
+    assert len(core.live[session.id].flights) == 0
+
+
+async def test_a_cancel_is_heard_while_all_places_are_taken(client: AsyncClient, core: ToyCore) -> None:
+    session = await client.open("toy", options={"hang_at": 1})
+    async with session.stream() as stream:
+        for step in range(4):
+            await stream.infer(ARRAYS, step)
+        await core.entered.wait()
+        await stream.cancel_request(1)
+        first, *others = await rest(stream)
+    assert first == Skipped(1, "cancelled")
+    assert [event.seq for event in others] == [2, 3, 4]
+
+
+async def test_a_newer_observation_supersedes_those_that_wait(client: AsyncClient, core: ToyCore) -> None:
+    session = await client.open("toy")
+    async with session.stream() as stream:
+        core.gate.clear()
+        for step in range(3):
+            await stream.infer(ARRAYS, step)
+        await core.entered.wait()
+        await stream.infer(ARRAYS, 3, supersede=True)
+        events = aiter(stream)
+        skipped = [await anext(events), await anext(events)]
+        core.gate.set()
+        answered = [event.seq for event in await rest(stream)]
+    assert skipped == [Skipped(2, "superseded"), Skipped(3, "superseded")]
+    assert answered == [1, 4]
+
+
+async def test_answers_come_again_byte_for_byte(client: AsyncClient, core: ToyCore) -> None:
+    session = await client.open("toy")
+
+    async def stream_of(*messages: pb.ClientMessage) -> list[bytes]:
+        call = client.channel.stream_stream("/omni_loop.v1.Loop/Stream")()
+        for message in messages:
+            await call.write(message.SerializeToString())
+        await call.done_writing()
+        return [message async for message in call]
+
+    attach = pb.ClientMessage(attach=pb.Attach(session=session._book.ref))
+    asked = [pb.ClientMessage(observation=session._book.infer(ARRAYS, step, frames=step)) for step in range(3)]
+    _, *said = await stream_of(attach, *asked)
+    attach.attach.last_received_seq = 0
+    first, *again = await stream_of(attach)
+    attached = pb.ServerMessage.FromString(first).attached
+    assert (attached.attachment, attached.accepted, attached.replayed, attached.forgotten) == (2, 3, 3, 0)
+    assert again == said
+    assert core.computed == 3
+    attach.attach.last_received_seq = 2
+    assert (await stream_of(attach))[1:] == said[-2:]
+
+
+async def test_a_stream_that_never_attaches_ends(
+    client: AsyncClient, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omni_loop.serve.stream.ATTACH_S", 0.05)
+    session = await client.open("toy")
+    silent = SessionStream(client.channel, client.address, session._book)
+    with pytest.raises(DeadlineExceeded, match="attach"):
+        await anext(aiter(silent))
+
+
+async def test_a_lost_stream_is_told_to_the_core(client: AsyncClient, server: Server, core: ToyCore) -> None:
+    session = await client.open("toy")
+    async with session.stream():
+        (connection,) = server.service.streams
+    await connection.gone.wait()
+    assert core.detached == [(session.id, 1)]
