@@ -6,4 +6,6 @@ from __future__ import annotations
 from .gather import Parts, gathered
 from .rows import Bench
 
-BENCH: Bench[Parts] = gathered("serve", {"own": "serve_own", "beside_lerobot": "serve_lerobot"})
+BENCH: Bench[Parts] = gathered(
+    "serve", {"own": "serve_own", "beside_lerobot": "serve_lerobot", "openpi": "serve_openpi"}
+)
