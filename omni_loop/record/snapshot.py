@@ -262,8 +262,11 @@ def _payloads(group: zarr.Group, name: str, about: list[dict[str, Any]], held: i
 
 def _read(group: zarr.Group, place: str, held: int) -> NDArray[Any]:
     stored: Any = group[place]
-    if math.prod(stored.shape) * stored.dtype.itemsize > held:  # or a shape that lies would be filled with zeros
+    largest = max(math.prod(stored.shape), math.prod(stored.chunks)) * stored.dtype.itemsize
+    if largest > held:  # or a shape that lies would be filled with zeros
         raise SnapshotError("the snapshot is corrupt: an array is larger than the files")
+    if len(stored.metadata.codecs) != 1:  # ours are not compressed: nothing unpacks to more than it is
+        raise SnapshotError("the snapshot is corrupt: an array is compressed")
     return np.array(stored[...], copy=True)
 
 

@@ -111,7 +111,7 @@ ROWS: tuple[Row, ...] = (
     Row("S2", "every call needs a token"),
     Row("S3", "no code from data", "inputs", "no_code:measure"),
     Row("S4", "names stay inside their root"),
-    Row("S5", "bombs"),
+    Row("S5", "bombs", "bombs", "bombs:measure"),
     Row("S6", "exhaustion"),
     Row("S7", "nothing leaks out"),
     Row("S8", "supply"),

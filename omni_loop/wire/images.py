@@ -15,6 +15,10 @@ from .limits import Limits, shown
 _FORMATS = {pb.ENCODING_PNG: "PNG", pb.ENCODING_JPEG: "JPEG"}
 _PNG_DEPTH = 24  # offset of the bit depth in the header chunk
 _PNG_END = b"IEND\xaeB`\x82"  # without it Pillow takes a file that was cut short
+# Texts, profiles and the like unpack to many times their size; pixels need none of them.
+_PNG_PARTS = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND")
+_PNG_CHUNKS = 4096
+_JPEG_SCAN, _JPEG_SCANS = b"\xff\xda", 64  # each scan goes through all pixels; encoders make about ten
 
 
 def kind_of(encoding: str) -> pb.Encoding:
@@ -56,8 +60,11 @@ def decode(name: str, tensor: pb.Tensor, shape: tuple[int, ...], limits: Limits)
 
 def _decoded(name: str, form: str, data: bytes, size: tuple[int, int]) -> Any:
     pillow = _pillow()
+    if form == "JPEG" and data.count(_JPEG_SCAN) > _JPEG_SCANS:
+        raise TensorError(f"{name!r} is a JPEG of more than {_JPEG_SCANS} scans")
     try:
-        image = pillow.open(io.BytesIO(data), formats=(form,))  # reads the header only
+        file = _parts(name, data) if form == "PNG" else data
+        image = pillow.open(io.BytesIO(file), formats=(form,))  # reads the header only
         if image.size != size:
             wide, high = image.size
             raise TensorError(f"{name!r} claims {shown((size[1], size[0], 3))} but its {form} is {high} x {wide}")
@@ -71,6 +78,21 @@ def _decoded(name: str, form: str, data: bytes, size: tuple[int, int]) -> Any:
     except Exception:
         raise TensorError(f"{name!r} is not a readable {form} image") from None
     return image
+
+
+def _parts(name: str, data: bytes) -> bytes:
+    """The PNG ``data`` without what its pixels do not need."""
+    kept, at, whole = [data[:8]], 8, True
+    for _ in range(_PNG_CHUNKS):
+        if at >= len(data):
+            return data if whole else b"".join(kept)
+        end = at + 12 + int.from_bytes(data[at : at + 4], "big")
+        if data[at + 4 : at + 8] in _PNG_PARTS:
+            kept.append(data[at:end])
+        else:
+            whole = False
+        at = end
+    raise TensorError(f"{name!r} is a PNG of more than {_PNG_CHUNKS} chunks")
 
 
 def _pillow() -> Any:

@@ -123,8 +123,8 @@ class _Worker:
         return pb.SessionRef(session=f"{self._draw.getrandbits(128):032x}", resume_token="no")
 
     def _next(self) -> int:
-        self._seq += self._draw.choice((1, 1, 1, 1, 2, 0, -1))
-        return max(self._seq, 1)
+        self._seq = max(1, self._seq + self._draw.choice((1, 1, 1, 1, 2, 0, -1)))
+        return self._seq
 
     def _client_message(self, first: bool) -> pb.ClientMessage:
         kinds = ("observation", "observation", "predict", "recondition", "reset", "rewind", "cancel", "plan", "attach")
