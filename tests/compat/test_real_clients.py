@@ -1,0 +1,126 @@
+"""openpi's and LeRobot's own clients, unmodified, drive PushT through the shipped deployments."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from omni_loop.config import load_deployment
+from omni_loop.serve.app import Endpoint, Server
+from omni_loop.serve.compat import lerobot, openpi
+from omni_loop.serve.event_loop import run
+
+from .pusht_robot import EPISODE, PROMPT, Table
+
+pytestmark = pytest.mark.timeout(300)
+
+
+class Serving:
+    """A shipped deployment on free ports, in a thread with its own event loop."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._ready, self._stop = threading.Event(), threading.Event()
+        self.address, self.core = "", None
+        self._thread = threading.Thread(target=lambda: run(self._serve()))
+
+    def __enter__(self) -> Serving:
+        self._thread.start()
+        assert self._ready.wait(200), "the server was not ready"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(60)
+
+    async def _serve(self) -> None:
+        import asyncio
+
+        deployment = load_deployment(self._name)
+        listen = deployment.listen.model_copy(update={"port": 0})
+        server = Server(deployment.model_copy(update={"listen": listen}))
+        await server.start()
+        endpoint: Endpoint
+        if (ours := deployment.endpoints.openpi) is not None:
+            endpoint = await openpi.start(ours.model_copy(update={"port": 0}), server.service)
+        else:
+            assert deployment.endpoints.lerobot is not None
+            theirs = deployment.endpoints.lerobot.model_copy(update={"port": 0})
+            endpoint = await lerobot.start(theirs, server.service)
+        self.address = endpoint.address
+        self._ready.set()
+        await asyncio.to_thread(self._stop.wait)
+        await endpoint.stop(5)
+        await server.stop()
+
+
+def test_openpi_client_completes_a_pusht_episode(openpi_python: Path) -> None:
+    table = Table()
+    with Serving("pusht-openpi") as serving:
+        host, port = serving.address.split(":")
+        script = Path(__file__).with_name("openpi_episode.py")
+        with subprocess.Popen(
+            [openpi_python, script, host, port, PROMPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as client:
+            assert client.stdin is not None
+            assert client.stdout is not None
+            metadata = json.loads(client.stdout.readline())
+            assert metadata["pipeline"] == "pusht"
+            while not table.over:
+                seen = table.seen
+                said = {
+                    "image": seen["image"].tobytes().hex(),
+                    "state": seen["agent_pos"].tolist(),
+                    "pose": seen["block_pose"].tolist(),
+                }
+                client.stdin.write(json.dumps(said) + "\n")
+                client.stdin.flush()
+                answer = json.loads(client.stdout.readline())
+                assert "error" not in answer, answer
+                actions = np.array(answer["actions"], np.float32)
+                assert actions.shape == (metadata["action_horizon"], 2)
+                for action in actions[: metadata["execution_horizon"]]:
+                    table.act(action)
+            client.stdin.close()
+            assert client.wait(20) == 0
+    table.check()
+
+
+def test_lerobot_client_completes_a_pusht_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("lerobot.async_inference.robot_client", reason="needs the extra lerobot")
+    monkeypatch.chdir(tmp_path)  # where LeRobot's client writes its logs
+    from lerobot.async_inference.configs import RobotClientConfig
+    from lerobot.async_inference.robot_client import RobotClient
+
+    from .pusht_robot import lerobot_robot
+
+    config, table = lerobot_robot()
+    with Serving("pusht-lerobot") as serving:
+        client = RobotClient(
+            RobotClientConfig(
+                robot=config,
+                policy_type="act",
+                pretrained_name_or_path="pusht",
+                actions_per_chunk=16,
+                chunk_size_threshold=0.5,
+                server_address=serving.address,
+                task=PROMPT,
+                fps=10,
+            )
+        )
+        assert client.start()
+        receiver = threading.Thread(target=client.receive_actions)
+        control = threading.Thread(target=lambda: client.control_loop(task=PROMPT))
+        receiver.start()
+        control.start()
+        assert table.ended.wait(120), f"only {table.steps} steps"
+        client.shutdown_event.set()
+        control.join(20)
+        receiver.join(20)
+        client.stop()
+    table.check()
