@@ -202,7 +202,7 @@ class Interceptor(grpc.aio.ServerInterceptor):
         try:
             name = self._gate.authenticate(header)
         except OmniLoopError as error:
-            return _refusal(error)
+            return _refusal(error.with_traceback(None))  # whose frames hold the call, which would hold them
         handler = await continuation(handler_call_details)
         if handler is None:
             return None  # gRPC says that there is no such method

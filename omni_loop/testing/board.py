@@ -107,7 +107,7 @@ ROWS: tuple[Row, ...] = (
     Row("B3", "named bad inputs", "cases refused", "named:measure"),
     Row("B4", "raw HTTP/2 garbage", "connections", "garbage:measure"),
     Row("B5", "bad configuration"),
-    Row("S1", "TLS"),
+    Row("S1", "TLS", "connections, files and binds refused", "tls:measure"),
     Row("S2", "every call needs a token"),
     Row("S3", "no code from data", "inputs", "no_code:measure"),
     Row("S4", "names stay inside their root"),

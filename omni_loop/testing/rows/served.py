@@ -14,6 +14,7 @@ import numpy as np
 from ...client import AsyncClient, AsyncSession, connect_async
 from ...config import Deployment, Listen, SessionConfig
 from ...config import Limits as LimitsConfig
+from ...endpoints import AccessConfig
 from ...errors import OmniLoopError
 from ...loop.orchestrator import Orchestrator
 from ...serve.app import Server
@@ -56,6 +57,7 @@ async def served(
     credentials: grpc.ServerCredentials | None = None,
     store: SnapshotStore | None = None,
     max_message_bytes: int = 1 << 20,
+    access: AccessConfig | None = None,
 ) -> AsyncIterator[Served]:
     """A server on a free loopback port. At the end, without an error, nothing of any session may be left."""
     deployment = Deployment(
@@ -63,6 +65,7 @@ async def served(
         listen=Listen(port=0),
         session=config or SessionConfig(),
         limits=LimitsConfig(max_message_bytes=max_message_bytes, max_sessions=MAX_SESSIONS),
+        access=access or AccessConfig(),
     )
     async with bed(config=config, max_sessions=MAX_SESSIONS, store=store) as made:
 
@@ -70,7 +73,7 @@ async def served(
             return _Kept(made.core)
 
         server = Server(deployment, start)
-        server.credentials = credentials
+        server.credentials = credentials or server.credentials
         try:
             yield Served(made, server, await server.start())
         finally:
