@@ -143,7 +143,7 @@ class Server:
         if self._server is not None:
             stopping.append(self._server.stop(grace_s))
         await all_of(stopping)
-        await self.service.gone()
+        await self.service.gone(grace_s)
         if self.service.orchestrator is not None:
             await self.service.orchestrator.stop(grace_s)
         self.service.close()

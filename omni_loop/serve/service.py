@@ -84,11 +84,12 @@ class LoopService:
         for stream in tuple(self.streams):
             stream.drain()
 
-    async def gone(self) -> None:
-        """Once nothing of any stream runs: gRPC forgets a call that is cancelled before its handler has ended."""
+    async def gone(self, grace_s: float) -> None:
+        """Once nothing of any stream runs: gRPC forgets a call that is cancelled before its handler has ended. Resets
+        and rewinds that take longer than ``grace_s`` are the orchestrator's to end."""
         await asyncio.gather(*(stream.gone.wait() for stream in self.streams))
         if turnings := [task for tasks in self.turnings.values() for task in tasks]:
-            await asyncio.wait(turnings)
+            await asyncio.wait(turnings, timeout=grace_s)
 
     def close(self) -> None:
         self.decoder.close()

@@ -16,7 +16,7 @@ def calls(kind: type) -> dict[str, list[tuple[str, object, object]]]:
 
 
 @pytest.mark.parametrize(
-    ("blocking", "awaited", "more"), [(Client, AsyncClient, ()), (Session, AsyncSession, ("stream",))]
+    ("blocking", "awaited", "more"), [(Client, AsyncClient, ()), (Session, AsyncSession, ("resuming", "stream"))]
 )
 def test_the_same_calls(blocking: type, awaited: type, more: tuple[str, ...]) -> None:
     theirs = calls(awaited)
