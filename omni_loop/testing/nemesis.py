@@ -67,6 +67,10 @@ def of_network(proxy: FaultProxy, span: int = 4096) -> list[Fault]:
     def cut_after(draw: random.Random) -> None:
         proxy.cut_after(draw.randrange(span), draw.choice(_DIRECTIONS))
 
+    def refuse_and_cut(draw: random.Random) -> None:
+        proxy.refuse()
+        proxy.cut()
+
     return [
         Fault("cut", lambda draw: proxy.cut()),
         Fault("cut after", cut_after),
@@ -74,7 +78,7 @@ def of_network(proxy: FaultProxy, span: int = 4096) -> list[Fault]:
         Fault("freeze", lambda draw: proxy.freeze(), proxy.heal),
         Fault("delay", lambda draw: proxy.delay(draw.uniform(1, 80)), proxy.heal),
         Fault("throttle", lambda draw: proxy.throttle(draw.uniform(10_000, 200_000)), proxy.heal),
-        Fault("refuse and cut", lambda draw: (proxy.refuse(), proxy.cut()), proxy.heal),
+        Fault("refuse and cut", refuse_and_cut, proxy.heal),
     ]
 
 

@@ -9,6 +9,7 @@ import struct
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +127,8 @@ def _texts() -> Iterator[Case]:
     opening = pb.OpenSessionRequest
     long = {"prompt": "x" * (16 * MIB)}, {"pipeline": "x" * (16 * MIB)}, {"observation_keys": ["k"] * 1_000_000}
     for fields in long:
-        request: Any = opening(**fields)  # type: ignore[arg-type]
-        yield f"a long {next(iter(fields))}", lambda request=request: codec.check_open(request, _LIMITS)
+        request: Any = opening(**fields)
+        yield f"a long {next(iter(fields))}", partial(codec.check_open, request, _LIMITS)
     yield "a snapshot's name of 16 MB", lambda: codec.check_snapshot_name("x" * (16 * MIB))
 
 
@@ -143,7 +144,7 @@ def _packed() -> Iterator[Case]:
         "a million small arrays": b"\xdd\x00\x0f\x42\x40" + b"\x90" * 1_000_000,
     }
     for name, data in packed.items():
-        yield f"msgpack: {name}", lambda data=data: msgpack.unpack(data, _LIMITS)
+        yield f"msgpack: {name}", partial(msgpack.unpack, data, _LIMITS)
     laughs = b"\x80\x04]" + b"(" + b"2" * 100_000 + b"e."
     pickled = {
         "bytes of 2**62": b"\x80\x04\x8e" + struct.pack("<Q", 1 << 62) + b".",
@@ -155,7 +156,7 @@ def _packed() -> Iterator[Case]:
         "memo numbers far away": b"\x80\x02Nr\xff\xff\xff\x7f.",
     }
     for name, data in pickled.items():
-        yield f"pickle: {name}", lambda data=data: pickles.read(data, pickles.OBSERVATION, _LIMITS)
+        yield f"pickle: {name}", partial(pickles.read, data, pickles.OBSERVATION, _LIMITS)
 
 
 def _weights(folder: Path) -> Iterator[Case]:
@@ -176,7 +177,7 @@ def _weights(folder: Path) -> Iterator[Case]:
         place = folder / f"weights-{number}"
         place.mkdir()
         (place / "model.safetensors").write_bytes(data)
-        yield f"safetensors: {name}", lambda place=place: load_weights(place, module)
+        yield f"safetensors: {name}", partial(load_weights, place, module)
 
 
 def _header(about: dict[str, Any]) -> bytes:
@@ -206,7 +207,7 @@ async def _snapshots(seed: int, folder: Path) -> list[Case]:
             saved = f"bomb-{number}"
             await made.core.snapshot(robot.info.id, robot.info.token, saved)
             _spoil(place / saved, spoil)
-            cases.append((f"snapshot: {name}", lambda saved=saved: _load(store, saved)))
+            cases.append((f"snapshot: {name}", partial(_load, store, saved)))
     return cases
 
 

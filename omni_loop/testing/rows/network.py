@@ -187,7 +187,7 @@ async def _silence(seed: int) -> int:
             await check_same(made, seed, bad)
         async with _channel(proxy.address, options=_WATCHFUL) as waiting:
             await call(waiting, "GetServerInfo", pb.GetServerInfoRequest(), pb.GetServerInfoReply)
-            stream = waiting.stream_stream(channel.method("Stream"))()
+            stream: Any = waiting.stream_stream(channel.method("Stream"))()
             proxy.freeze()
             async with asyncio.timeout(ANSWER_S):
                 status = await stream.code()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pickletools
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -106,7 +107,7 @@ def _readers() -> dict[str, tuple[Callable[[bytes], Any], list[bytes]]]:
         found[target.name] = (target.run, [*seeds, *hostile])
     for kind in (pickles.SETUP, pickles.OBSERVATION):
         found[f"pickle of {kind}"] = (
-            lambda raw, kind=kind: pickles.read(raw, kind, limits),
+            partial(pickles.read, kind=kind, limits=limits),
             [*hostile, _lerobot(kind)],
         )
     packed = msgpack.pack({"image": np.zeros((8, 8, 3), np.uint8), "prompt": "push", "state": [1.0, 2.0]})

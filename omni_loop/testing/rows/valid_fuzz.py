@@ -137,7 +137,7 @@ class _Worker:
         if kind == "observation":
             return pb.ClientMessage(observation=self._observation())
         request = self._request(f"{kind.capitalize()}Request")
-        return pb.ClientMessage(**{kind: request})  # type: ignore[arg-type]
+        return pb.ClientMessage(**{kind: request})
 
     def _observation(self) -> pb.Observation:
         return pb.Observation(
