@@ -200,7 +200,8 @@ class Beside:
 
     @contextmanager
     def _theirs(self, kind: Kind, folder: Path, robots: int) -> Iterator[list[Peer]]:
-        from .lerobot_peer import Peer, ShownConfig, server
+        from .lerobot_peer import Peer, server
+        from .shown import ShownConfig
 
         cameras = dict.fromkeys(kind.names, (kind.size, kind.size))
         theirs = folder if kind.cameras else _with_state_twice(folder)

@@ -14,7 +14,7 @@ from lerobot.robots.robot import Robot
 
 @RobotConfig.register_subclass("shown")
 @dataclass
-class ShownConfig(RobotConfig):
+class ShownConfig(RobotConfig):  # type: ignore[misc]  # LeRobot is not typed
     """``joints`` make the feature observation.state; ``views`` are cameras by name, of a size ``(h, w)``."""
 
     joints: int = 1
