@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 # By section of the deployment's ``endpoints``: what has its ``start``, and the extra that its libraries come with.
 STARTS = {
     "openpi": (".compat.openpi", "serve"),
-    "lerobot": (".compat.lerobot", "lerobot"),
+    "lerobot": (".compat.lerobot", "serve"),
     "admin": (".admin", "serve"),
 }
 

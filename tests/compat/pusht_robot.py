@@ -10,7 +10,7 @@ import numpy as np
 
 from omni_loop import registry
 
-EPISODE, STEPS, PROMPT = 7, 120, "push the T onto the goal"
+EPISODE, STEPS, PROMPT = 7, 48, "push the T onto the goal"
 
 
 class Table:
@@ -50,9 +50,8 @@ class Table:
 
 def lerobot_robot() -> tuple[Any, Table]:
     """A configuration of a LeRobot robot over a :class:`Table`, and that."""
-    from lerobot.robots import Robot, RobotConfig
-    from lerobot.robots import utils as robots
     from lerobot.async_inference import robot_client
+    from lerobot.robots import Robot, RobotConfig
 
     table = Table()
 

@@ -15,7 +15,7 @@ from omni_loop.serve.app import Endpoint, Server
 from omni_loop.serve.compat import lerobot, openpi
 from omni_loop.serve.event_loop import run
 
-from .pusht_robot import EPISODE, PROMPT, Table
+from .pusht_robot import PROMPT, Table
 
 pytestmark = pytest.mark.timeout(300)
 

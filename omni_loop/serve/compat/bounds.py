@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
 
-from ...errors import InvalidInput, Reason, TensorError
+from ...errors import SHOWN, InvalidInput, Reason, TensorError
 from ...types import Array
 from ...wire.codec import Limits
-from ...wire.limits import MAX_NAME, shown
+from ...wire.limits import shown
 
 ITEMS = 16_384  # values in one message: a few dozen arrays and what describes them need far fewer
 DEPTH = 16  # of maps and lists in each other
 # What a robot sends. No objects, no structures, no complex numbers, no text, no dates.
-_KINDS = "biuf"
-_ITEMSIZES = (1, 2, 4, 8)
+_DTYPE = re.compile(r"[<>=|]?(b1|[iu][1248]|f[248])")
 
 
 class Budget:
@@ -33,14 +33,13 @@ class Budget:
 def dtype_of(name: str, text: str) -> np.dtype[np.generic]:
     """The dtype numpy calls ``text``, such as ``<f4`` or ``|u1``; raises :class:`TensorError` for one that holds
     anything but numbers."""
+    # Numpy parses other texts as Python, and into structures of any size: it never sees them.
+    if not _DTYPE.fullmatch(text):
+        raise TensorError(f"{name!r} has the dtype {text[:SHOWN]!r}; numbers and booleans travel, as '<f4' or '|u1'")
     try:
-        # Only the short form: numpy parses longer texts into structures, of any size.
-        dtype = np.dtype(text) if 2 <= len(text) <= 3 else None
-    except TypeError:
-        dtype = None
-    if dtype is None or dtype.kind not in _KINDS or dtype.itemsize not in _ITEMSIZES:
-        raise TensorError(f"{name!r} has the dtype {text[:MAX_NAME]!r}; numbers and booleans travel, as '<f4' or '|u1'")
-    return dtype
+        return np.dtype(text)
+    except TypeError:  # such as b8
+        raise TensorError(f"{name!r} has the dtype {text!r}, which there is not") from None
 
 
 def view(

@@ -59,6 +59,10 @@ class LerobotServer:
     def __init__(self, config: LerobotEndpoint, service: LoopService, gate: Gate) -> None:
         self._config, self._service, self._gate = config, service, gate
         self._schemas = {model: _schema(config, service, model) for model in config.models}
+        known = {s.name for schema in self._schemas.values() for s in schema.spec.observations}
+        for name in config.keys.values():
+            if name not in known:
+                raise ConfigError(f"lerobot.keys: no pipeline takes an observation {name!r}.{nearest(name, known)}")
         self._robots: dict[str, Robot] = {}
         self._leases: dict[str, asyncio.TimerHandle] = {}
         self._calls: dict[str, int] = {}
