@@ -204,12 +204,15 @@ Command = (
 @dataclass(frozen=True, slots=True)
 class Done:
     """A command succeeded. For :class:`RunStage`: receipts by output name; ``model_ms`` is the time of the forward
-    passes it took part in, whole ones whoever ran beside it, ``queue_ms`` from its turn to the first of them."""
+    passes it took part in, whole ones whoever ran beside it, ``queue_ms`` from its turn to the first of them,
+    ``batch`` how many ran in the fullest of them. For :class:`Probe`: ``used``, bytes of sessions' state by device."""
 
     request: int
     outputs: Mapping[str, Receipt] = field(default_factory=dict)
     model_ms: float = 0.0
     queue_ms: float = 0.0
+    batch: int = 0
+    used: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, Protocol
@@ -25,6 +25,9 @@ class Gauge(Protocol):
     def set(self, value: float, **labels: str) -> None:
         """The present value."""
 
+    def follow(self, read: Callable[[], float], **labels: str) -> None:
+        """The value is what ``read`` gives whenever somebody looks, on a thread of theirs."""
+
 
 class Histogram(Protocol):
     def observe(self, value: float, **labels: str) -> None:
@@ -38,6 +41,9 @@ class _Nothing:
         pass
 
     def set(self, value: float, **labels: str) -> None:
+        pass
+
+    def follow(self, read: Callable[[], float], **labels: str) -> None:
         pass
 
     def observe(self, value: float, **labels: str) -> None:
@@ -58,6 +64,9 @@ class _Prometheus:
 
     def set(self, value: float, **labels: str) -> None:
         self._child(labels).set(value)
+
+    def follow(self, read: Callable[[], float], **labels: str) -> None:
+        self._child(labels).set_function(read)
 
     def observe(self, value: float, **labels: str) -> None:
         self._child(labels).observe(value)

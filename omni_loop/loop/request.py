@@ -87,6 +87,7 @@ class SessionSummary:
     epoch: int
     step: int
     last_seq: int
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,12 +23,13 @@ from ..session.manager import Session, SessionManager
 from ..session.snapshot import SnapshotStore
 from ..telemetry import metrics
 from ..types import Op, TickResult
+from . import gauges
 from .flight import Flight, OnPart
 from .live import Live
 from .pool import Pool
 from .prepare import check_keys, check_options, check_prompt, check_seed
 from .request import Attachment, SessionInfo, SessionSummary
-from .tap import Failed, Opened, Origin, Tap, Tapped, Turned, Turning
+from .tap import Failed, Opened, Origin, Tap, Tapped, Turned, Turning, Watch
 from .tasks import Tasks, public
 from .tick import all_of
 
@@ -45,6 +46,7 @@ class Sessions:
         self, pool: Pool, manager: SessionManager, clock: Clock, store: SnapshotStore | None, tap: Tap | None = None
     ) -> None:
         self._pool, self._manager, self._clock, self._store = pool, manager, clock, store
+        gauges.show(manager)
         self._tap = Tapped(tap)
         self._live: dict[str, Live] = {}
         self._tasks = Tasks()
@@ -101,8 +103,8 @@ class Sessions:
             self._end_flight(live, flight, StateError("the request was cancelled", reason=Reason.CANCELLED))
 
     async def wait(self, session: str, token: str, seq: int, on_part: OnPart | None = None) -> TickResult:
-        """The answer of a ``seq`` that is under way or kept. Predictions and plans end with the last who waits for them.
-        Raises as the tick does; StateError: neither."""
+        """The answer of a ``seq`` that is under way or kept. Predictions and plans end with the last who waits for
+        them. Raises as the tick does; StateError: neither."""
         live = self._find(session, token)
         flight = live.flights.get(seq)
         if flight is not None:
@@ -113,11 +115,15 @@ class Sessions:
             raise StateError(f"seq {seq} is neither under way nor kept", reason=Reason.STALE_SEQ)
         return reply
 
+    def watch(self, watch: Watch) -> Callable[[], None]:
+        """Tell ``watch`` of every tick that is answered; the returned function ends it."""
+        return self._tap.watch(watch)
+
     def list_sessions(self) -> list[SessionSummary]:
         """Every session, without what gives access to it."""
         return [
             SessionSummary(
-                s.id, s.pipeline, s.machine.phase, s.machine.epoch, s.machine.position.step, s.machine.accepted
+                s.id, s.pipeline, s.machine.phase, s.machine.epoch, s.machine.position.step, s.machine.accepted, s.owner
             )
             for s in self._manager
         ]

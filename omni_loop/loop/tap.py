@@ -105,11 +105,15 @@ class Tap(Protocol):
         """Write what was heard, and end. Blocks; nothing is told afterwards."""
 
 
+Watch = Callable[[Ticked], None]  # on the event loop; it must neither wait nor raise
+
+
 class Tapped:
     """Tells a tap, if there is one; an error of its own is logged and ends nothing."""
 
     def __init__(self, tap: Tap | None) -> None:
         self._tap = tap
+        self._watching: dict[Watch, None] = {}
 
     def __bool__(self) -> bool:
         return self._tap is not None
@@ -122,6 +126,16 @@ class Tapped:
 
     def ticked(self, event: Ticked) -> None:
         self._tell(lambda tap: tap.ticked(event))
+        for watch in tuple(self._watching):
+            try:
+                watch(event)
+            except Exception:  # as in _tell
+                _log.exception("who watches the ticks failed")
+
+    def watch(self, watch: Watch) -> Callable[[], None]:
+        """Tell ``watch`` of ticks too, from now on; the returned function ends it."""
+        self._watching[watch] = None
+        return lambda: self._watching.pop(watch, None)
 
     def failed(self, event: Failed) -> None:
         self._tell(lambda tap: tap.failed(event))

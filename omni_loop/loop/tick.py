@@ -11,6 +11,7 @@ from ..connect.base import pending
 from ..errors import OmniLoopError, Reason, ServerUnavailable, StageFailed, StateError, TensorError, nearest
 from ..messages import Commit, Discard, Done, PayloadKey, Receipt, ReleasePayloads, RunStage
 from ..stage import Payload
+from ..telemetry import metrics
 from ..types import Timings
 from .graph import CompiledPipeline, CompiledPlan, StageStep
 from .parts import Parts, Show
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     from ..runner.handle import RunnerHandle
 
 T = TypeVar("T")
+_BATCHES = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 64.0, 128.0)
+# Taken from runners' answers, so that those of other processes count too.
+_took = metrics.histogram("omni_loop_stage_seconds", "Forward passes of one item of a stage", ("stage",))
+_queued = metrics.histogram("omni_loop_stage_queue_seconds", "From an item's turn to its first pass", ("stage",))
+_batch = metrics.histogram("omni_loop_batch_size", "Items beside which an item ran, itself too", ("stage",), _BATCHES)
 _SHARED = ("shm",)  # backends whose receipts every connector of the same name can read, whoever put them
 
 
@@ -257,6 +263,9 @@ class TickRun:
             self._wake.set_result(None)
 
     def _record(self, step: StageStep, done: Done) -> None:
+        _took.observe(1e-3 * done.model_ms, stage=step.full)
+        _queued.observe(1e-3 * done.queue_ms, stage=step.full)
+        _batch.observe(done.batch, stage=step.full)
         sources = [e.source for e in step.inputs if e.source in self._done]
         self._model[step.name] = done.model_ms + max((self._model[s] for s in sources), default=0.0)
         # A stage that was submitted ahead queues from its turn on, which comes when those before it have run.

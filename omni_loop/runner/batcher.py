@@ -178,6 +178,7 @@ class Batcher(Lines):
             return
         took = self._clock() - begin
         for work, result in zip(works, results, strict=True):
+            work.batch = len(works)
             work.model_ns = took
             work.cost_ns = took / len(works)
             self._settle(lane, work, result)
@@ -223,6 +224,7 @@ class Batcher(Lines):
         took = self._clock() - begin
         for work in works:
             work.company = work.company or len(works) > 1
+            work.batch = max(work.batch, len(works))
             work.model_ns += took
             work.cost_ns += took / len(works)
         lane.jobs = [w for w, e in zip(works, errors, strict=True) if e is None and not _job_of(w).finished]
@@ -281,7 +283,7 @@ class Batcher(Lines):
         if work.tried:
             lane.room = True  # for one, so perhaps for the next
         waited = (work.began - work.ready) / 1e6
-        self._finish(work, Done(work.request, receipts, work.model_ns / 1e6, waited))
+        self._finish(work, Done(work.request, receipts, work.model_ns / 1e6, waited, work.batch))
 
     def _fail(self, lane: Lane, work: Work, error: BaseException) -> None:
         """Undo the item and answer it, or have it tried again when it found no room."""

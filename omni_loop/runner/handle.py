@@ -15,9 +15,12 @@ from ..connect.base import Connector, Outcome, as_numpy, payload_error
 from ..errors import ServerUnavailable, rebuild
 from ..messages import Command, Done, Failed, Part, PayloadKey, PayloadKind, Probe, Receipt, ReleasePayloads, Report
 from ..stage import Payload
+from ..telemetry import metrics
 
 log = logging.getLogger(__name__)
 OnPart = Callable[[Part], None]  # of a stage that still runs
+SERVER = "server"  # the process of runners in threads
+_used = metrics.gauge("omni_loop_state_bytes", "Sessions' state, as of the last ping", ("process", "device"))
 
 
 class RunnerHandle(Protocol):
@@ -149,9 +152,9 @@ _PROBE = np.arange(256, dtype=np.uint8)
 _probes = itertools.count(1)
 
 
-async def ping(submit: Callable[[Command], Awaitable[Done]], connector: Connector) -> None:
-    """Send a payload through a runner's work loop and get it back, by every backend of ``connector``; see
-    :meth:`RunnerHandle.ping`."""
+async def ping(process: str, submit: Callable[[Command], Awaitable[Done]], connector: Connector) -> None:
+    """Send a payload through a runner's work loop and memory of its device and get it back, by every backend of
+    ``connector``; see :meth:`RunnerHandle.ping`. ``process`` names it in the metrics."""
     key, put = PayloadKey("health", f"health-{next(_probes)}", 0, 0), list[PayloadKey]()
     try:
         connector.health()
@@ -160,6 +163,8 @@ async def ping(submit: Callable[[Command], Awaitable[Done]], connector: Connecto
             put.append(replace(key, edge=f"health/{backend}"))
             receipts[backend] = connector.put(put[-1], Payload(PayloadKind.TOKENS, {"tokens": _PROBE}))
         done = await submit(Probe(receipts))
+        for device, nbytes in done.used.items():
+            _used.set(nbytes, process=process, device=device)
         try:
             for backend in connector.backends:
                 back = as_numpy(connector.get(done.outputs[backend]).arrays["tokens"])

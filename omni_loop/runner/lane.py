@@ -17,6 +17,7 @@ class Work:
     __slots__ = (
         "age",
         "aside",  # it runs on a part, and keeps no order
+        "batch",  # how many ran in the fullest pass it took part in
         "began",  # its first batch
         "command",
         "company",  # it has run beside others
@@ -45,7 +46,7 @@ class Work:
         self.error: Exhausted | None = None
         self.turn = self.solo = self.company = self.parked = self.tried = self.ended = self.shows = False
         self.aside = self.final = type(command) is RunStage and command.part > 0
-        self.began = self.give_up = self.model_ns = self.parts = 0
+        self.batch = self.began = self.give_up = self.model_ns = self.parts = 0
         self.cost_ns = 0.0
 
     def __lt__(self, other: Work) -> bool:

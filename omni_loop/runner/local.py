@@ -15,7 +15,7 @@ from ..connect.local import LocalConnector
 from ..errors import OmniLoopError, ServerUnavailable, StateError
 from ..messages import Command, Done, PayloadKey, Report
 from .batcher import Batcher
-from .handle import OnPart, Pending, ping
+from .handle import SERVER, OnPart, Pending, ping
 from .ledger import Ledger
 from .runner import RunnerSettings, StageEntry, build, stage_names
 
@@ -79,7 +79,7 @@ class LocalRunner:
     async def ping(self) -> None:
         if not self._open:
             raise ServerUnavailable(f"runner {self.name!r} is not running")
-        await ping(self.submit, self.connector)
+        await ping(SERVER, self.submit, self.connector)
 
     async def stop(self) -> None:
         self._open = False

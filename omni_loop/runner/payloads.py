@@ -56,14 +56,14 @@ class Payloads:
         return receipts
 
     def probe(self, command: Probe) -> Done:
-        """Send back what came; raises PayloadError when it did not."""
+        """Send back what came, through memory taken on the device; raises PayloadError when it did not come."""
         receipts = {}
         for name, receipt in command.inputs.items():
             payload, key = self._connector.get(receipt), receipt.key
-            copies = {n: as_numpy(array).copy() for n, array in payload.arrays.items()}
+            copies = {n: self._state.through_device(as_numpy(array)) for n, array in payload.arrays.items()}
             answer = PayloadKey(key.edge, f"{key.session}-back", key.epoch, key.tick)
             receipts[name] = self._connector.put(answer, Payload(payload.kind, copies))
-        return Done(0, receipts)
+        return Done(0, receipts, used=self._state.used())
 
     def _checked(self, stage: str, output: str, payload: Payload) -> Payload:
         if not isinstance(payload, Payload):

@@ -104,7 +104,7 @@ class ProcessRunner:
     async def ping(self) -> None:
         if not self._open:
             raise ServerUnavailable(f"runner {self.name!r} is not running")
-        await ping(self.submit, self.connector)
+        await ping(self.name, self.submit, self.connector)
 
     async def stop(self) -> None:
         link, by_itself, asked = self._link, True, False

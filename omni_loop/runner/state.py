@@ -13,8 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 
 from ..errors import Exhausted, Reason, StateError
 from .books import PoolStats
@@ -71,6 +73,7 @@ class StateManager:
         """``ledger``: of several runners together; None: this one's own, of ``budget.nbytes``."""
         self._specs = specs
         ledger = ledger or Ledger({str(device): budget.nbytes})
+        self._device = torch.device(device)
         self._account = ledger.account(device)
         self._pools: dict[tuple[str, str], KVPool] = {}
         self._chronicles = {stage: Chronicle(budget.rewind_ticks) for stage in specs}
@@ -345,6 +348,16 @@ class StateManager:
             budget_bytes=account.limit,
             pools={pool.name: pool.stats() for pool in self._pools.values()},
         )
+
+    def used(self) -> dict[str, int]:
+        """Bytes by device, of all runners that share its ledger."""
+        return {str(self._device): self._account.used}
+
+    def through_device(self, array: NDArray[Any]) -> NDArray[Any]:
+        """A copy of ``array``, made in memory taken on the device for it; torch's error when there is none."""
+        there = torch.tensor(array, device=self._device)
+        back: NDArray[Any] = there.cpu().numpy()
+        return back
 
     def check(self) -> None:
         """Verify the books. O(sessions + blocks).
