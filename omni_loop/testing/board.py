@@ -108,7 +108,7 @@ ROWS: tuple[Row, ...] = (
     Row("B4", "raw HTTP/2 garbage", "connections", "garbage:measure"),
     Row("B5", "bad configuration"),
     Row("S1", "TLS", "connections, files and binds refused", "tls:measure"),
-    Row("S2", "every call needs a token"),
+    Row("S2", "every call needs a token", "calls refused", "tokens:measure"),
     Row("S3", "no code from data", "inputs", "no_code:measure"),
     Row("S4", "names stay inside their root"),
     Row("S5", "bombs", "bombs", "bombs:measure"),
