@@ -48,9 +48,8 @@ class Table:
         assert np.ptp(played, axis=0).min() > 20
 
 
-def lerobot_robot() -> tuple[Any, Table]:
-    """A configuration of a LeRobot robot over a :class:`Table`, and that."""
-    from lerobot.async_inference import robot_client
+def lerobot_robot() -> tuple[Any, Any, Table]:
+    """A configuration of a LeRobot robot over a :class:`Table`, what makes the robot of it, and the table."""
     from lerobot.robots import Robot, RobotConfig
 
     table = Table()
@@ -95,5 +94,4 @@ def lerobot_robot() -> tuple[Any, Table]:
             table.act(np.array([action["x"], action["y"]], np.float32))
             return action
 
-    robot_client.make_robot_from_config = lambda config: TableRobot(config)  # type: ignore[attr-defined]
-    return TableConfig(), table
+    return TableConfig(), TableRobot, table

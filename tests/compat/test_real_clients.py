@@ -94,14 +94,15 @@ def test_openpi_client_completes_a_pusht_episode(openpi_python: Path) -> None:
 def test_lerobot_client_completes_a_pusht_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("lerobot.async_inference.robot_client", reason="needs the extra lerobot")
     monkeypatch.chdir(tmp_path)  # where LeRobot's client writes its logs
+    from lerobot.async_inference import robot_client
     from lerobot.async_inference.configs import RobotClientConfig
-    from lerobot.async_inference.robot_client import RobotClient
 
     from .pusht_robot import lerobot_robot
 
-    config, table = lerobot_robot()
+    config, make, table = lerobot_robot()
+    monkeypatch.setattr(robot_client, "make_robot_from_config", make)  # where LeRobot's own robots are listed
     with Serving("pusht-lerobot") as serving:
-        client = RobotClient(
+        client = robot_client.RobotClient(
             RobotClientConfig(
                 robot=config,
                 policy_type="act",
