@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -49,6 +50,7 @@ def run_board(rows: Sequence[str], seed: int | None, scale: board.Scale, path: P
     if path is not None:
         output.file(path, "--json")
     good = True
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its core says of every fault what we make on purpose
     ours = logging.getLogger("omni_loop")
     with contextlib.ExitStack() as stack:
         stack.callback(ours.setLevel, ours.level)
