@@ -14,8 +14,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...client import (
     AsyncClient,
@@ -207,7 +209,7 @@ class Robot:
             self.sent += 1
             seq = self.session._book.seq + 1
             self.reader.seen[seq] = load_toy.checksum(image)
-            arrays = {"image": image, "mark": np.array([self.reader.key, seq], np.float32)}
+            arrays: dict[str, NDArray[Any]] = {"image": image, "mark": np.array([self.reader.key, seq], np.float32)}
             executed = np.zeros((min(self.step, 1), load_toy.DIM), np.float32)
             sent = await stream.infer(arrays, self.step, executed=executed)
             expect(sent == seq, f"the client numbered seq {seq} as {sent}")
