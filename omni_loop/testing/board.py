@@ -110,9 +110,9 @@ ROWS: tuple[Row, ...] = (
     Row("S1", "TLS", "connections, files and binds refused", "tls:measure"),
     Row("S2", "every call needs a token", "calls refused", "tokens:measure"),
     Row("S3", "no code from data", "inputs", "no_code:measure"),
-    Row("S4", "names stay inside their root"),
+    Row("S4", "names stay inside their root", "names refused", "names:measure"),
     Row("S5", "bombs", "bombs", "bombs:measure"),
-    Row("S6", "exhaustion"),
+    Row("S6", "exhaustion", "takings refused", "exhaustion:measure"),
     Row("S7", "nothing leaks out"),
     Row("S8", "supply"),
 )
