@@ -49,13 +49,15 @@ def interpreter(version: str) -> str:
 
 
 @pytest.fixture(params=MACHINES)
-def robot(request: pytest.FixtureRequest) -> tuple[Machine, Path]:
-    """A machine, and its Python; made once and kept in pytest's cache."""
+def robot(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Machine, Path]:
+    """A machine, and its Python; made once and kept in pytest's cache, where there is one."""
     if uv("--version").returncode != 0:
         pytest.skip("uv is not installed")
     machine = MACHINES[request.param]
     base = interpreter(machine.python)
-    folder = Path(request.config.cache.mkdir(f"robot-{request.param}")) / "env"  # type: ignore[union-attr]
+    cache: pytest.Cache | None = getattr(request.config, "cache", None)
+    kept = tmp_path_factory.mktemp("robot") if cache is None else Path(cache.mkdir(f"robot-{request.param}"))
+    folder = kept / "env"
     python = folder / "bin" / "python"
     if not (folder / "ready").exists():
         made = uv("venv", "--quiet", "--clear", "--python", base, str(folder))
