@@ -143,7 +143,7 @@ class Runner:
         """Execute one command that runs no stage; whatever goes wrong is a :class:`Failed`."""
         try:
             done = self._handlers[type(command)](command)
-            return Done(request, done.outputs, 0.0, queue_ms)
+            return Done(request, done.outputs, 0.0, queue_ms, used=done.used)
         except Exception as e:
             return failure(request, command, e)
 
