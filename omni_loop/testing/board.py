@@ -106,7 +106,7 @@ ROWS: tuple[Row, ...] = (
     Row("B2", "valid messages on a live server", "messages", "valid_fuzz:measure"),
     Row("B3", "named bad inputs", "cases refused", "named:measure"),
     Row("B4", "raw HTTP/2 garbage", "connections", "garbage:measure"),
-    Row("B5", "bad configuration"),
+    Row("B5", "bad configuration", "refusals and answers", "config:measure"),
     Row("S1", "TLS", "connections, files and binds refused", "tls:measure"),
     Row("S2", "every call needs a token", "calls refused", "tokens:measure"),
     Row("S3", "no code from data", "inputs", "no_code:measure"),
