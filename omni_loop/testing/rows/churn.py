@@ -69,6 +69,7 @@ async def _leave(made: Bed, robots: list[Robot], draw: np.random.Generator) -> N
 
 async def _abandoned(made: Bed, clock: FakeClock, seconds: float) -> None:
     """The last lease ends."""
+    await made.settled()  # else time runs on before the last tick's end has begun a lease
     await clock.advance(seconds + _CONFIG.idle_ttl_s)
     await made.settled()
 
