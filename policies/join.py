@@ -2,8 +2,11 @@
 
 At flow time ``t`` the sample is expected to end at ``x + (1 - t) v``. The velocity ``v`` is corrected by the gradient
 that pulls that end towards the rows left of the chunk before (pseudo-inverse guidance, arXiv:2310.04432), row by row
-weighed: 1 for frozen rows, which are executed before the new chunk is there; falling exponentially over the others (the
-paper's equation 5); 0 beyond them. Frozen rows then are the very same.
+weighed: 1 for frozen rows, which are executed before the new chunk is there; falling exponentially over the next ones
+(the paper's equation 5); 0 beyond them. Frozen rows then are the very same.
+
+The paper lets the weights fall over all that is left of the chunk before; here they fall over ``SOFT`` rows. Longer
+tails jump less and hold on to the old plan for longer (``docs/player.md`` has what was tried, on seeds no figure uses).
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+SOFT = 4  # rows after the frozen ones that are pulled too
 MOST = 5.0  # bound of a step's guidance: with few steps more makes it diverge (the paper's section 4.1)
 
 
@@ -62,7 +66,7 @@ def guide_of(left_over: Sequence[Tensor | None], frozen: Sequence[int], horizon:
     for i, left in enumerate(left_over):
         if left is not None:
             goal[i, : len(left)] = left
-            weights[i] = prefix_weights(frozen[i], len(left), horizon).to(weights)
+            weights[i] = prefix_weights(frozen[i], min(len(left), frozen[i] + SOFT), horizon).to(weights)
     guided = torch.tensor([left is not None for left in left_over], device=some.device)
     return Guide(goal, weights, guided, tuple(frozen))
 
