@@ -22,6 +22,7 @@ from ..wire.codec import Limits
 from .auth import Gate, Interceptor
 from .endpoints import start_endpoints
 from .health import Health
+from .listening import Listening
 from .service import SERVICE, LoopService
 from .tls import HANDSHAKE_MS
 
@@ -113,18 +114,14 @@ class Server:
         self.endpoints: list[Endpoint] = []
         self._start = start or _start_orchestrator
         self._health = Health(self.service)
-        self._server: grpc.aio.Server | None = None
+        self._listening: Listening | None = None
 
     async def start(self) -> str:
         """The address, once every stage has run. The port is taken first, so that a busy one is known before
         anything is loaded; meanwhile health says NOT_SERVING. Raises as :func:`run` does."""
-        server = grpc.aio.server(interceptors=self.interceptors, options=_options(self.service.limits))
-        server.add_generic_rpc_handlers((self.service.handler(),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-        self.address = self._bind(server)
-        self._server = server
-        await server.start()
+        self._listening = Listening(self._made, self.deployment.listen.port)
+        self.address = self._listening.address
+        await self._listening.start()
         log.info("listening on %s, loading", self.address)
         self.service.orchestrator = await self._start(self.deployment)
         self.endpoints = await start_endpoints(self.deployment, self.service, self.gate)
@@ -140,16 +137,24 @@ class Server:
         await self._health.enter_graceful_shutdown()
         self.service.drain()
         stopping = [endpoint.stop(grace_s) for endpoint in self.endpoints]
-        if self._server is not None:
-            stopping.append(self._server.stop(grace_s))
+        if self._listening is not None:
+            stopping.append(self._listening.stop(grace_s))
         await all_of(stopping)
         await self.service.gone(grace_s)
         if self.service.orchestrator is not None:
             await self.service.orchestrator.stop(grace_s)
         self.service.close()
 
-    def _bind(self, server: grpc.aio.Server) -> str:
-        host, port = self.deployment.listen.host, self.deployment.listen.port
+    def _made(self, port: int) -> tuple[grpc.aio.Server, str]:
+        """A server of all services, bound to ``port``, and its address."""
+        server = grpc.aio.server(interceptors=self.interceptors, options=_options(self.service.limits))
+        server.add_generic_rpc_handlers((self.service.handler(),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        return server, self._bind(server, port)
+
+    def _bind(self, server: grpc.aio.Server, port: int) -> str:
+        host = self.deployment.listen.host
         if not is_loopback(host) and not self.deployment.access.protected:
             raise ConfigError(f"refusing to listen on {host!r} without a token or TLS; take 127.0.0.1")
         shown = f"[{host}]" if ":" in host else host
