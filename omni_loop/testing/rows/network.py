@@ -197,10 +197,12 @@ async def _silence(seed: int) -> int:
 
 
 async def _flips(seed: int, steps: int) -> int:
-    """Bits flip in plain TCP: every call ends, the server stays, and a session beside it stays bit-exact."""
+    """Bits flip on their way to the server in plain TCP: every call ends, the server stays, and a session beside it
+    stays bit-exact. Not on the way back: gRPC's core ends the client's process for a GOAWAY that no server sends, from
+    which TLS alone keeps a robot."""
     async with served() as made, FaultProxy() as proxy:
         await proxy.start(made.address)
-        nemesis = Nemesis(random.Random(seed), of_flips(proxy, 512), gap_s=(0.0, 0.02))
+        nemesis = Nemesis(random.Random(seed), of_flips(proxy, 512, ("up",)), gap_s=(0.0, 0.02))
 
         async def suffer() -> None:
             over = asyncio.Event()
