@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 _SCRAPE_S = 1.0  # a scrape waits so long for runners that are busy
 _POLICY = (
-    "default-src 'none'; img-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+    "default-src 'none'; connect-src 'self'; img-src 'self' data:; "
+    "script-src 'unsafe-inline'; style-src 'unsafe-inline'"
 )
 Session = Annotated[str, Path(max_length=64)]
 
