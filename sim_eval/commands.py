@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from omni_loop.cli import output
+from omni_loop.cli import connection, output
+from omni_loop.client import Tls
 from omni_loop.config import shipped
 
 from . import media as media_
@@ -51,6 +52,10 @@ def eval_command(
         typer.Option(help="Record what the server does in this folder, every step observed.", show_default=False),
     ] = None,
     address: Address = "",
+    token_file: connection.TokenFile = None,
+    tls_ca: connection.Ca = None,
+    tls_cert: connection.Certificate = None,
+    tls_key: connection.Key = None,
     out: Out = Path("runs/eval"),
 ) -> None:
     """Measure a success rate: N seeded episodes in closed loop through a server, with a 95 % interval.
@@ -59,6 +64,7 @@ def eval_command(
 
     omni-loop eval pusht-image --episodes 50 --out runs/image
     """
+    token, tls = _credentials(address, token_file, tls_ca, tls_cert, tls_key)
     chosen = load_suite(suite).changed(
         episodes=episodes,
         first_seed=seed,
@@ -85,7 +91,7 @@ def eval_command(
         raise typer.BadParameter("--checkpoint and --record are of a server that is started, not of --address")
     if record is not None:
         output.folder(record, "--record")
-    with _server(chosen, address, console, checkpoint, record) as connect:
+    with _server(chosen, address, console, checkpoint, record, token, tls) as connect:
         run = _run(chosen, connect, console)
     if record is not None:
         note_outcomes(record, run)
@@ -97,6 +103,10 @@ def demo_command(
     episodes: Annotated[int | None, typer.Option(min=1, help="How many PushT episodes.")] = None,
     steps: Annotated[int, typer.Option(min=0, help="Steps to imagine; 0 leaves that part out.")] = _IMAGINED_STEPS,
     address: Address = "",
+    token_file: connection.TokenFile = None,
+    tls_ca: connection.Ca = None,
+    tls_cert: connection.Certificate = None,
+    tls_key: connection.Key = None,
     out: Out = Path("runs/demo"),
 ) -> None:
     """PushT from camera images through gRPC, then the same policy inside the world model alone.
@@ -104,9 +114,10 @@ def demo_command(
     20 episodes with success rate, interval and latency breakdown, 100 imagined steps without a simulator, and
     one HTML page with videos of both.
     """
+    token, tls = _credentials(address, token_file, tls_ca, tls_cert, tls_key)
     suite, console = load_suite("demo").changed(episodes=episodes), Console()
     _check(suite, out)
-    with _server(suite, address, console) as connect:
+    with _server(suite, address, console, token=token, tls=tls) as connect:
         run = _run(suite, connect, console)
         numbers, seen = _save(run, out)
         if steps:
@@ -123,15 +134,28 @@ def _check(suite: EvalSuite, out: Path) -> None:
     output.folder(out / "videos", "--out")
 
 
+def _credentials(
+    address: str, token_file: Path | None, ca: Path | None, certificate: Path | None, key: Path | None
+) -> tuple[str | None, Tls | None]:
+    """What the server at ``address`` is shown. One that is started here is open, to this machine alone."""
+    return (connection.read_token(token_file), connection.tls_of(ca, certificate, key)) if address else (None, None)
+
+
 @contextmanager
 def _server(
-    suite: EvalSuite, address: str, console: Console, checkpoint: str = "", record: Path | None = None
+    suite: EvalSuite,
+    address: str,
+    console: Console,
+    checkpoint: str = "",
+    record: Path | None = None,
+    token: str | None = None,
+    tls: Tls | None = None,
 ) -> Iterator[Connect]:
     """How to connect: to ``address``, or to a server that lives as long as this context."""
     from omni_loop.client import connect
 
     if address:
-        yield lambda: connect(address, timeout_s=suite.time_limit_s)
+        yield lambda: connect(address, timeout_s=suite.time_limit_s, token=token, tls=tls)
         return
     from omni_loop.serve.background import BackgroundServer
 

@@ -95,7 +95,8 @@ def serve(
         int | None, typer.Option(help="Instead of the deployment's port; 0 takes any free one.", show_default=False)
     ] = None,
     host: Annotated[
-        str | None, typer.Option(help="Instead of the deployment's host; loopback only.", show_default=False)
+        str | None,
+        typer.Option(help="Instead of the deployment's host; others than loopback need access.", show_default=False),
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what the server does.")] = False,
 ) -> None:

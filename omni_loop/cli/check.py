@@ -23,7 +23,7 @@ from ..loop.orchestrator import Orchestrator
 from ..loop.pipeline import StageDef
 from ..testing import board, board_table
 from . import output
-from .check_config import check_options, compiled_of, options_of, shown
+from .check_config import check_access, check_options, compiled_of, options_of, shown
 from .steps import Steps, absent, say_machine
 
 
@@ -37,6 +37,7 @@ def check_all(deployments: Sequence[str], console: Console) -> bool:
         steps = Steps(console, absent(not deployments))
         deployment = steps.step("configuration", partial(load_deployment, name))
         if deployment is not None:
+            check_access(deployment, steps)
             _check_deployment(deployment, steps, () if deployments else (CheckpointError,))
         good &= steps.good
     return good

@@ -30,9 +30,34 @@ def check_config(deployments: Sequence[str], console: Console) -> bool:
         steps = Steps(console, (CheckpointError, *absent(not deployments)))
         deployment = steps.step("configuration", partial(load_deployment, name))
         if deployment is not None:
+            check_access(deployment, steps)
             check_graphs(deployment, steps)
         good &= steps.good
     return good
+
+
+def check_access(deployment: Deployment, steps: Steps) -> None:
+    """The files of tokens and TLS: there, of use, and secrets readable by their owner alone."""
+    from ..serve import tls
+    from ..serve.tokens import read_tokens
+
+    access = deployment.access
+    if access.tokens is not None:
+        tokens = access.tokens
+        found = steps.step("tokens", lambda: read_tokens(tokens), lambda t: f"of {', '.join(sorted(t.principals))}")
+        if found is not None:
+            steps.step("quotas", lambda: check_quotas(access.quotas, found.principals))
+    if access.tls is not None:
+        pair = access.tls
+        steps.step("TLS", lambda: tls.until(pair), lambda end: f"until {end}")
+
+
+def check_quotas(quotas: Iterable[str], principals: Iterable[str]) -> None:
+    """Raises :class:`ConfigError` for a quota of a principal that no token names."""
+    known = set(principals)
+    for name in quotas:
+        if name not in known:
+            raise ConfigError(f"access.quotas: no token is of {name!r}.{nearest(name, known)}")
 
 
 def check_graphs(deployment: Deployment, steps: Steps) -> None:

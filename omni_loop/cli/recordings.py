@@ -18,7 +18,7 @@ from .. import config
 from ..errors import InvalidInput
 from ..record.differences import Report
 from ..record.reader import Recording
-from . import output
+from . import connection, output
 
 Source = Annotated[Path, typer.Argument(help="Folder of a recording: a run, or the folder that a deployment names.")]
 Episodes = Annotated[
@@ -40,6 +40,10 @@ def replay(
     ] = 0.0,
     pixels: Annotated[float, typer.Option(min=0.0, help="Largest difference of frames, in grey levels.")] = 0.0,
     json: Annotated[Path | None, typer.Option(help="File for the whole report as JSON.", show_default=False)] = None,
+    token_file: connection.TokenFile = None,
+    tls_ca: connection.Ca = None,
+    tls_cert: connection.Certificate = None,
+    tls_key: connection.Key = None,
 ) -> None:
     """Live through recorded sessions again and say what comes out otherwise.
 
@@ -54,6 +58,9 @@ def replay(
 
     if server and deployment:
         raise InvalidInput("--server and --deployment exclude each other: a server runs its own deployment")
+    token, tls = None, None  # the server that is started here is open, to this machine alone
+    if server:
+        token, tls = connection.read_token(token_file), connection.tls_of(tls_ca, tls_cert, tls_key)
     read, console = Recording(recording), Console()
     wanted = read.select(_parts(episodes))
     if json is not None:
@@ -62,7 +69,7 @@ def replay(
     total = sum(episode.length for episode in wanted)
     with contextlib.ExitStack() as stack:
         address = stack.enter_context(_server(server, deployment, read.deployment, console))
-        client = stack.enter_context(connect(address))
+        client = stack.enter_context(connect(address, token=token, tls=tls))
         status = stack.enter_context(console.status("replaying"))
         ticks = itertools.count(1)
 

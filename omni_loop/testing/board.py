@@ -113,8 +113,8 @@ ROWS: tuple[Row, ...] = (
     Row("S4", "names stay inside their root", "names refused", "names:measure"),
     Row("S5", "bombs", "bombs", "bombs:measure"),
     Row("S6", "exhaustion", "takings refused", "exhaustion:measure"),
-    Row("S7", "nothing leaks out"),
-    Row("S8", "supply"),
+    Row("S7", "nothing leaks out", "answers and lines read", "leaks:measure"),
+    Row("S8", "supply", "findings, pins and licences", "supply:measure"),
 )
 
 

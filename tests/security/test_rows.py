@@ -11,7 +11,7 @@ from omni_loop.testing import board
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.mark.parametrize("name", ["S1", "S2", "S4", "S6"])
+@pytest.mark.parametrize("name", ["S1", "S2", "S4", "S6", "S7", "S8"])
 def test_row(name: str) -> None:
     seed = secrets.randbelow(1 << 31)
     line = board.run_row(board.row_named(name), seed)

@@ -10,6 +10,8 @@ import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 
+from google.protobuf.message import Message
+
 from ...client import AsyncClient, AsyncSession
 from ...errors import Code, OmniLoopError, Reason
 from ...record.snapshot import ZarrSnapshots
@@ -94,14 +96,14 @@ def names(outer: Path, seed: int) -> list[str]:
 async def _refused(client: AsyncClient, session: AsyncSession, what: str, name: str) -> None:
     """Past the client's own checks: as bytes that anyone could send."""
     ref = session._book.ref
-    requests = {
-        "Snapshot": lambda: pb.SnapshotRequest(session=ref, name=name),
-        "Restore": lambda: pb.RestoreRequest(name=name),
-        "OpenSession": lambda: pb.OpenSessionRequest(pipeline=name),
+    requests: dict[str, Message] = {
+        "Snapshot": pb.SnapshotRequest(session=ref, name=name),
+        "Restore": pb.RestoreRequest(name=name),
+        "OpenSession": pb.OpenSessionRequest(pipeline=name),
     }
     reply = pb.SnapshotReply if what == "Snapshot" else pb.OpenSessionReply
     try:
-        await client.call(what, requests[what](), reply)
+        await client.call(what, requests[what], reply)
     except OmniLoopError as error:
         right = error.code in (Code.INVALID_ARGUMENT, Code.NOT_FOUND) and error.reason is not Reason.STAGE_FAILED
         expect(right, f"{what} of {name!r}: {error.code} ({error.reason}): {error.text}")
