@@ -55,9 +55,16 @@ class _Prometheus:
 
     def __init__(self, metric: Any) -> None:
         self._metric = metric
+        self._children: dict[tuple[tuple[str, str], ...], Any] = {}  # a look-up of prometheus-client's takes longer
 
     def _child(self, labels: dict[str, str]) -> Any:
-        return self._metric.labels(**labels) if labels else self._metric
+        if not labels:
+            return self._metric
+        key = tuple(labels.items())
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = self._metric.labels(**labels)
+        return child
 
     def inc(self, amount: float = 1, **labels: str) -> None:
         self._child(labels).inc(amount)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
@@ -123,7 +124,11 @@ def serve(
     def ready(address: str) -> None:
         console.print(f"serving {', '.join(chosen.names)} on [bold]{address}[/bold]", highlight=False)
 
-    event_loop.run(run(chosen, ready))
+    def others(addresses: Mapping[str, str]) -> None:
+        for name, address in addresses.items():
+            console.print(f"{name} on [bold]{address}[/bold]", highlight=False)
+
+    event_loop.run(run(chosen, ready, on_endpoints=others))
 
 
 @app.command()

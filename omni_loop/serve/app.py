@@ -48,9 +48,14 @@ class Endpoint(Protocol):
 
 
 async def run(
-    deployment: Deployment, on_ready: Callable[[str], None] | None = None, *, start: Start | None = None
+    deployment: Deployment,
+    on_ready: Callable[[str], None] | None = None,
+    *,
+    start: Start | None = None,
+    on_endpoints: Callable[[Mapping[str, str]], None] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then drain. ``on_ready`` hears the address once every stage has run.
+    """Serve until SIGTERM or SIGINT, then drain. ``on_ready`` hears the address once every stage has run, and before it
+    ``on_endpoints`` those of the other ports, by name.
 
     Raises:
         ServerUnavailable: (port busy) the port is taken.
@@ -63,7 +68,7 @@ async def run(
     for number in signals:
         loop.add_signal_handler(number, stop.set)
     try:
-        await serve_until(stop, deployment, on_ready, start=start)
+        await serve_until(stop, deployment, on_ready, start=start, on_endpoints=on_endpoints)
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
