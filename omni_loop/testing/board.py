@@ -114,7 +114,12 @@ ROWS: tuple[Row, ...] = (
     Row("S5", "bombs", "bombs", "bombs:measure"),
     Row("S6", "exhaustion", "takings refused", "exhaustion:measure"),
     Row("S7", "nothing leaks out", "answers and lines read", "leaks:measure"),
-    Row("S8", "supply", "findings, pins and licences", "supply:measure"),
+    Row(
+        "S8",
+        "supply; pip-audit at full scale, where the index knows vulnerabilities",
+        "findings, pins and licences",
+        "supply:measure",
+    ),
 )
 
 
