@@ -25,7 +25,7 @@ _CONFIG = SessionConfig(idle_ttl_s=1.0, grace_s=0.5)
 def measure(seed: int, full: bool) -> float:
     """Jumps survived."""
     draw = np.random.default_rng(seed)
-    jumps = [float(draw.choice([-HOUR_S, HOUR_S])) + float(draw.normal(0, 5)) for _ in range(400 if full else 60)]
+    jumps = [float(draw.choice([-HOUR_S, HOUR_S])) + float(draw.normal(0, 5)) for _ in range(120 if full else 60)]
     return float(asyncio.run(_live(seed, jumps)))
 
 
