@@ -71,9 +71,9 @@ class OpenpiEndpoint(Section):
 
 
 class LerobotEndpoint(Section):
-    """LeRobot's AsyncInference gRPC. ``models`` is the allow-list: what a client names, to the pipeline it gets. ``keys``
-    maps dataset features (``observation.state``, ``observation.images.top``) to the pipeline's observation names;
-    without it they are the same, less ``observation.``."""
+    """LeRobot's AsyncInference gRPC. ``models`` is the allow-list: what a client names, to the pipeline it gets.
+    ``keys`` maps dataset features (``observation.state``, ``observation.images.top``) to the pipeline's observation
+    names; without it they are the same, less ``observation.``."""
 
     host: str = "127.0.0.1"
     port: Port = 8080

@@ -92,7 +92,7 @@ ROWS: tuple[Row, ...] = (
     Row("F2", "two clients claim one session", "streams fenced", "streams:claims", repeats=True),
     Row("F3", "a stage is killed"),
     Row("F4", "a stage hangs"),
-    Row("F5", "consumers that are slow or stopped", "times the p99 of others", "streams:consumers"),
+    Row("F5", "consumers that are slow or stopped", "times the p99 of others", "consumers:consumers"),
     Row("F6", "out of KV blocks", "refusals and evictions survived", "room:measure", repeats=True),
     Row("F7", "model outputs that cannot be", "faults survived", "outputs:measure", repeats=True),
     Row("F8", "observations doubled, late, reordered, stale or missing", "requests", "seqs:measure", repeats=True),

@@ -256,8 +256,7 @@ def load(plans: Sequence[LoadPlan]) -> Iterator[list[LoadProcess]]:
     """A process for each of ``plans``; none is left when the block ends."""
     processes: list[LoadProcess] = []
     try:
-        for plan in plans:
-            processes.append(LoadProcess(plan))
+        processes.extend(LoadProcess(plan) for plan in plans)
         yield processes
     finally:
         for process in processes:

@@ -5,64 +5,32 @@ from __future__ import annotations
 import json
 import subprocess
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from omni_loop.config import load_deployment
-from omni_loop.serve.app import Endpoint, Server
-from omni_loop.serve.compat import lerobot, openpi
-from omni_loop.serve.event_loop import run
+from omni_loop.serve.background import BackgroundServer
 
 from .pusht_robot import PROMPT, Table
 
 pytestmark = pytest.mark.timeout(300)
 
 
-class Serving:
-    """A shipped deployment on free ports, in a thread with its own event loop."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._ready, self._stop = threading.Event(), threading.Event()
-        self.address, self.core = "", None
-        self._thread = threading.Thread(target=lambda: run(self._serve()))
-
-    def __enter__(self) -> Serving:
-        self._thread.start()
-        assert self._ready.wait(200), "the server was not ready"
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(60)
-
-    async def _serve(self) -> None:
-        import asyncio
-
-        deployment = load_deployment(self._name)
-        listen = deployment.listen.model_copy(update={"port": 0})
-        server = Server(deployment.model_copy(update={"listen": listen}))
-        await server.start()
-        endpoint: Endpoint
-        if (ours := deployment.endpoints.openpi) is not None:
-            endpoint = await openpi.start(ours.model_copy(update={"port": 0}), server.service)
-        else:
-            assert deployment.endpoints.lerobot is not None
-            theirs = deployment.endpoints.lerobot.model_copy(update={"port": 0})
-            endpoint = await lerobot.start(theirs, server.service)
-        self.address = endpoint.address
-        self._ready.set()
-        await asyncio.to_thread(self._stop.wait)
-        await endpoint.stop(5)
-        await server.stop()
+@contextmanager
+def serving(name: str, endpoint: str) -> Iterator[str]:
+    """The address of a shipped deployment's ``endpoint``, in a process of its own as users run it."""
+    with BackgroundServer(load_deployment(name)) as server:
+        yield server.endpoints[endpoint]
 
 
 def test_openpi_client_completes_a_pusht_episode(openpi_python: Path) -> None:
     table = Table()
-    with Serving("pusht-openpi") as serving:
-        host, port = serving.address.split(":")
+    with serving("pusht-openpi", "openpi") as address:
+        host, port = address.split(":")
         script = Path(__file__).with_name("openpi_episode.py")
         with subprocess.Popen(
             [openpi_python, script, host, port, PROMPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -101,7 +69,7 @@ def test_lerobot_client_completes_a_pusht_episode(tmp_path: Path, monkeypatch: p
 
     config, make, table = lerobot_robot()
     monkeypatch.setattr(robot_client, "make_robot_from_config", make)  # where LeRobot's own robots are listed
-    with Serving("pusht-lerobot") as serving:
+    with serving("pusht-lerobot", "lerobot") as address:
         client = robot_client.RobotClient(
             RobotClientConfig(
                 robot=config,
@@ -109,7 +77,7 @@ def test_lerobot_client_completes_a_pusht_episode(tmp_path: Path, monkeypatch: p
                 pretrained_name_or_path="pusht",
                 actions_per_chunk=16,
                 chunk_size_threshold=0.5,
-                server_address=serving.address,
+                server_address=address,
                 task=PROMPT,
                 fps=10,
             )
