@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import random
 import struct
 from collections.abc import Callable
 
 from ..board import expect
-from .bed import nothing_leaks
+from .alone import alone
+from .bed import ANSWER_S
 from .served import Served, served, together, with_canary
 
 CONNECTIONS, SCALED = 5000, 300
@@ -23,33 +25,51 @@ _METHODS = ("Infer", "Stream", "OpenSession", "GetServerInfo", "Nothing")
 
 def measure(seed: int, full: bool) -> float:
     """Connections that came and went."""
-    with nothing_leaks():
-        return asyncio.run(_measure(seed, CONNECTIONS if full else SCALED))
+    return alone("garbage:here", seed, full)
+
+
+def here(seed: int, full: bool) -> float:
+    """As :func:`measure`, in this process, which serves gRPC no more afterwards."""
+    return asyncio.run(_measure(seed, CONNECTIONS if full else SCALED))
 
 
 async def _measure(seed: int, count: int) -> float:
-    done = 0
     async with served() as made:
-
-        async def stranger(number: int) -> None:
-            nonlocal done
-            draw = random.Random(seed + number)
-            for _ in range(number, count, AT_ONCE):
-                await _visit(made, draw)
-                done += 1
-
-        await with_canary(made, seed, together(*(stranger(number) for number in range(AT_ONCE))))
+        for speech in SPEECHES:  # what gRPC opens once is open now
+            await _visit(made, random.Random(seed), speech)
+        before = await _settled(0)
+        await with_canary(
+            made, seed, together(*(_stranger(made, seed, n, count) for n in range(AT_ONCE))), patient=True
+        )
         async with made.client() as late:  # a newcomer is served too
             expect((await late.info()).ready, "the server is not ready after garbage")
+        after = await _settled(before)
+        expect(after <= before, f"{after - before} file descriptors are left")
+    return count
+
+
+async def _settled(most: int) -> int:
+    """Open file descriptors, once they are no more than ``most`` or none goes any more."""
+    fewest = len(os.listdir("/proc/self/fd"))
+    for _ in range(40):
+        if fewest <= most:
+            break
+        await asyncio.sleep(0.05)
         gc.collect()
-    return done
+        fewest = min(fewest, len(os.listdir("/proc/self/fd")))
+    return fewest
 
 
-async def _visit(made: Served, draw: random.Random) -> None:
-    host, _, port = made.address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+async def _stranger(made: Served, seed: int, number: int, count: int) -> None:
+    draw = random.Random(seed + number)
+    for _ in range(number, count, AT_ONCE):
+        await _visit(made, draw, draw.choice(SPEECHES))
+
+
+async def _visit(made: Served, draw: random.Random, speech: Callable[[random.Random], bytes]) -> None:
+    reader, writer = await _connected(made.address)
     try:
-        for piece in _cut(draw, draw.choice(SPEECHES)(draw)):
+        for piece in _cut(draw, speech(draw)):
             writer.write(piece)
             await asyncio.sleep(0)
         async with asyncio.timeout(LISTENS_S):
@@ -58,6 +78,17 @@ async def _visit(made: Served, draw: random.Random) -> None:
         pass  # it listens longer than we do, or has hung up: both are right
     finally:
         writer.transport.abort()
+
+
+async def _connected(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """The port may be served anew just now: then it is there a moment later."""
+    host, _, port = address.rpartition(":")
+    async with asyncio.timeout(ANSWER_S):
+        while True:
+            try:
+                return await asyncio.open_connection(host, int(port))
+            except ConnectionRefusedError:
+                await asyncio.sleep(0.01)
 
 
 def _cut(draw: random.Random, data: bytes) -> list[bytes]:
@@ -76,10 +107,10 @@ def _literal(name: bytes, value: bytes) -> bytes:
     return b"\0" + bytes((len(name),)) + name + bytes((len(value),)) + value
 
 
-def _call(draw: random.Random, stream: int, *more: bytes) -> bytes:
+def _call(draw: random.Random, stream: int, *more: bytes, path: bytes = b"") -> bytes:
     fields = [
         *((b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"x")),
-        (b":path", f"/omni_loop.v1.Loop/{draw.choice(_METHODS)}".encode()),
+        (b":path", path or f"/omni_loop.v1.Loop/{draw.choice(_METHODS)}".encode()),
         *((b"content-type", b"application/grpc"), (b"te", b"trailers")),
     ]
     return _frame(_HEADERS, 4, stream, b"".join(_literal(*field) for field in fields) + b"".join(more))
@@ -132,6 +163,11 @@ def _bad_headers(draw: random.Random) -> bytes:
     )
 
 
+def _bad_paths(draw: random.Random) -> bytes:
+    """Methods whose names are no text."""
+    return _hello(draw) + _call(draw, 1, path=b"/" + draw.randbytes(draw.randrange(1, 60))) + _call(draw, 3)
+
+
 def _rapid_reset(draw: random.Random) -> bytes:
     """Calls that are taken back at once (CVE-2023-44487). Few: with more than a thousand that wait, gRPC's core sheds
     calls of everybody; that is a flood, not garbage."""
@@ -171,6 +207,6 @@ def _never_comes(draw: random.Random) -> bytes:
 
 
 SPEECHES: tuple[Callable[[random.Random], bytes], ...] = (
-    *(_noise, _another_protocol, _random_frames, _odd_settings, _bad_headers, _rapid_reset),
-    *(_endless_headers, _floods, _bad_bodies, _never_comes),
+    *(_noise, _another_protocol, _random_frames, _odd_settings, _bad_headers, _bad_paths),
+    *(_rapid_reset, _endless_headers, _floods, _bad_bodies, _never_comes),
 )

@@ -15,11 +15,12 @@ from ...client import AsyncClient, AsyncSession, connect_async
 from ...config import Deployment, Listen, SessionConfig
 from ...config import Limits as LimitsConfig
 from ...endpoints import AccessConfig
-from ...errors import OmniLoopError
+from ...errors import OmniLoopError, ServerUnavailable
 from ...loop.orchestrator import Orchestrator
 from ...serve.app import Server
 from ...session.snapshot import SnapshotStore
 from ...types import TickResult
+from ...wire import loop_pb2 as pb
 from ..board import Broken, expect
 from .bed import ANSWER_S, Bed, bed, row, same
 from .toys import NAME
@@ -82,30 +83,44 @@ async def served(
 
 @dataclass
 class Canary:
-    """A client that goes on throughout. ``answers`` by observation."""
+    """A client that goes on throughout. ``answers`` by observation. ``patient``: where no server answers, the same
+    request is sent again until one does; else that is a failure."""
 
     session: AsyncSession
     seed: int
     draw: np.random.Generator
     seen: list[np.ndarray[Any, np.dtype[np.float32]]] = field(default_factory=list)
     answers: list[TickResult] = field(default_factory=list)
+    patient: bool = False
 
     @classmethod
-    async def open(cls, client: AsyncClient, seed: int) -> Canary:
-        return cls(await client.open(NAME, seed=seed), seed, np.random.default_rng(seed))
+    async def open(cls, client: AsyncClient, seed: int, patient: bool = False) -> Canary:
+        return cls(await client.open(NAME, seed=seed), seed, np.random.default_rng(seed), patient=patient)
 
     async def tick(self) -> None:
         """One more step, answered in time. Raises :class:`~..board.Broken` otherwise."""
         x = row(self.draw)
         step = len(self.seen)
+        book = self.session._book
+        observation = book.infer({"x": x}, step, frames=step % 2)
         try:
-            answer = await asyncio.wait_for(self.session.infer({"x": x}, step, frames=step % 2), ANSWER_S)
+            async with asyncio.timeout(ANSWER_S):
+                reply = await self._ask(pb.InferRequest(session=book.ref, observation=observation))
         except OmniLoopError as error:
             raise Broken(f"the canary's step {step} was refused: {error.text}") from error
         except TimeoutError:
             raise Broken(f"the canary's step {step} was not answered within {ANSWER_S:g} s") from None
         self.seen.append(x)
-        self.answers.append(answer)
+        self.answers.append(book.read(reply))
+
+    async def _ask(self, request: pb.InferRequest) -> pb.TickReply:
+        while True:
+            try:
+                return await self.session._client.call("Infer", request, pb.TickReply)
+            except ServerUnavailable:
+                if not self.patient:
+                    raise
+            await asyncio.sleep(0.01)
 
     async def beat(self, until: asyncio.Event, every_s: float = 0.01) -> None:
         """Ticks until told to stop, then the last one."""
@@ -135,10 +150,10 @@ async def together(*works: Coroutine[Any, Any, Any]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def with_canary(made: Served, seed: int, work: Coroutine[Any, Any, Any]) -> None:
+async def with_canary(made: Served, seed: int, work: Coroutine[Any, Any, Any], patient: bool = False) -> None:
     """``await work`` while a canary lives, which must not notice."""
     async with made.client() as client:
-        canary = await Canary.open(client, seed)
+        canary = await Canary.open(client, seed, patient)
         await canary.tick()
         over = asyncio.Event()
         beating = asyncio.create_task(canary.beat(over))
