@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import os
 import threading
@@ -12,6 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import grpc.aio
 import numpy as np
 from numpy.typing import NDArray
 
@@ -247,6 +249,7 @@ async def check_alone(seed: int, robot: Robot) -> None:
 @contextmanager
 def nothing_leaks() -> Iterator[None]:
     """No file descriptor and no thread more than before. Around a whole event loop."""
+    _hold_poller()
     gc.collect()
     fds, threads = _fds(), set(threading.enumerate())
     yield
@@ -260,6 +263,16 @@ def nothing_leaks() -> Iterator[None]:
     left = [t.name for t in threading.enumerate() if t not in threads]
     expect(not left, f"threads are left: {', '.join(left)}")
     expect(_fds() <= fds, f"{_fds() - fds} file descriptors are left")
+
+
+@functools.cache
+def _hold_poller() -> None:
+    """gRPC's one poller of a process, a thread and its sockets, ends some time after the last call: it is kept."""
+
+    async def hold() -> None:
+        grpc.aio.init_grpc_aio()
+
+    asyncio.run(hold())
 
 
 def _fds() -> int:
