@@ -74,8 +74,8 @@ def decoded(raw: bytes) -> Observation:
 
 def untyped(raw: bytes) -> Any:
     value = decoded(raw)
-    if value.frames > 100:
-        raise KeyError("frames")
+    if value.captured_ns > 100:
+        raise KeyError("captured_ns")
     return value
 
 
@@ -108,7 +108,7 @@ def leaky(raw: bytes) -> Any:
 @pytest.mark.parametrize(
     ("run", "says"),
     [
-        (untyped, "KeyError: 'frames'"),
+        (untyped, "KeyError: 'captured_ns'"),
         (not_finite, "agent_pos with nan was accepted"),
         (slow, r"it took \d+\.\d ms"),
         (hungry, "MiB"),

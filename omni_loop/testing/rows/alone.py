@@ -9,12 +9,14 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import os
 import subprocess
 import sys
 
 from ..board import Broken
 
 _WAIT_S = 3600.0
+_QUIET = {"GRPC_VERBOSITY": "NONE"}  # its core prints what it was sent
 
 
 def alone(part: str, seed: int, full: bool, wait_s: float = _WAIT_S) -> float:
@@ -22,12 +24,12 @@ def alone(part: str, seed: int, full: bool, wait_s: float = _WAIT_S) -> float:
     the process ends otherwise."""
     command = [sys.executable, "-m", __name__, part, str(seed), str(int(full))]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=wait_s)
+        done = subprocess.run(command, capture_output=True, env=_QUIET | os.environ, timeout=wait_s)
     except subprocess.TimeoutExpired:
         raise Broken(f"{part} took more than {wait_s:g} s") from None
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
-        raise Broken(f"{part} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+        raise Broken(f"{part} ended with {done.returncode}: {done.stderr.decode(errors='replace').strip()[-500:]}")
     said = json.loads(lines[-1])
     if said["broken"]:
         raise Broken(said["broken"])
