@@ -7,6 +7,8 @@ The client is PyPI's ``openpi-client`` as it is, in an environment that uv makes
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -54,9 +56,8 @@ def _subject(settings: Settings) -> Iterator[Openpi]:
 
 def _python(folder: Path) -> Path:
     """The interpreter of an environment with the client, whose dependencies are named here since it does not."""
-    uv = [sys.executable, "-m", "uv"]
-    if subprocess.run([*uv, "--version"], capture_output=True).returncode:
-        uv = ["uv"]
+    found = os.environ.get("UV") or shutil.which("uv")  # `uv run` says where it is
+    uv = [found] if found else [sys.executable, "-m", "uv"]
     try:
         subprocess.run([*uv, "venv", "--quiet", "--python", sys.executable, str(folder / "env")], check=True)
     except (OSError, subprocess.CalledProcessError):

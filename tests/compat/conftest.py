@@ -1,5 +1,6 @@
 """Endpoints of other protocols over the toy core, in the test's own event loop, and openpi's client to drive them."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -73,7 +74,8 @@ def openpi_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _uv() -> list[str] | None:
-    for command in ([sys.executable, "-m", "uv"], ["python3", "-m", "uv"], ["uv"]):
+    named = [[os.environ["UV"]]] if "UV" in os.environ else []  # `uv run` says where it is
+    for command in (*named, [sys.executable, "-m", "uv"], ["python3", "-m", "uv"], ["uv"]):
         if shutil.which(command[0]) and subprocess.run([*command, "--version"], capture_output=True).returncode == 0:
             return command
     return None
