@@ -10,7 +10,7 @@ import numpy as np
 
 from omni_loop import registry
 
-EPISODE, STEPS, PROMPT = 7, 48, "push the T onto the goal"
+EPISODE, STEPS, PROMPT = 7, 300, "push the T onto the goal"
 
 
 class Table:

@@ -79,7 +79,7 @@ def test_lerobot_client_completes_a_pusht_episode(tmp_path: Path, monkeypatch: p
                 chunk_size_threshold=0.5,
                 server_address=address,
                 task=PROMPT,
-                fps=10,
+                fps=30,
             )
         )
         assert client.start()
