@@ -23,13 +23,16 @@ TRIES, APART_S = 200, 0.01  # to bind again, while the old listener closes
 _again = metrics.counter("omni_loop_ports_served_anew", "Times the gRPC port had to be served anew")
 
 
+# Servers whose accepting ended: their open calls go on. gRPC's core may crash where such a one is stopped or freed.
+_ended: list[grpc.aio.Server] = []
+
+
 class Listening:
     """``make(port)`` binds a new server, with all its services, to ``port`` (0: any) and gives it with its address."""
 
     def __init__(self, make: Callable[[int], tuple[grpc.aio.Server, str]], port: int) -> None:
         self._make = make
         self._server, self.address = make(port)
-        self._ended: list[grpc.aio.Server] = []  # their open calls go on
         self._guard: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -42,7 +45,7 @@ class Listening:
             self._guard.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._guard
-        await asyncio.gather(*(server.stop(grace_s) for server in (self._server, *self._ended)), return_exceptions=True)
+        await self._server.stop(grace_s)
 
     async def _watch(self, accepting: set[asyncio.Task[Any]]) -> None:
         """grpc.aio itself closes the listener of a server that accepts no more, and lets open calls go on."""
@@ -50,7 +53,7 @@ class Listening:
             await asyncio.wait(accepting, return_when=asyncio.FIRST_COMPLETED)
             log.error("accepting calls ended, and begins anew")
             _again.inc()
-            self._ended.append(self._server)
+            _ended.append(self._server)
             self._server = await self._bound()
             accepting = await _started(self._server)
 
