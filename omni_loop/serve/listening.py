@@ -16,6 +16,7 @@ from typing import Any
 import grpc.aio
 
 from ..errors import ServerUnavailable
+from ..loop.tick import eager
 from ..telemetry import metrics
 
 log = logging.getLogger(__name__)
@@ -68,9 +69,10 @@ class Listening:
 
 
 async def _started(server: grpc.aio.Server) -> set[asyncio.Task[Any]]:
-    """Start ``server``; the task that accepts its calls. grpc.aio does not give it away, and its end is heard nowhere
-    else while calls are open. Where it is called otherwise one day, there is none to watch."""
+    """Start ``server``; the task that accepts its calls. grpc.aio does not give it away: it is the one that starting
+    makes before it first waits, while nobody else can make any. Its end is heard nowhere else while calls are open."""
     before = asyncio.all_tasks()
-    await server.start()
-    made = asyncio.all_tasks() - before
-    return {task for task in made if getattr(task.get_coro(), "__qualname__", "").endswith("_server_main_loop")}
+    starting = eager(server.start())
+    made = asyncio.all_tasks() - before - {starting}
+    await starting
+    return made

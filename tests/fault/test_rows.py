@@ -11,7 +11,7 @@ from omni_loop.testing import board
 pytestmark = pytest.mark.timeout(400)  # a busy machine; none takes a tenth of it alone
 
 
-@pytest.mark.parametrize("name", ["F1", "F2", "F5", "F6", "F7", "F8", "F9", "F11", "F12", "F13"])
+@pytest.mark.parametrize("name", ["F1", "F2", "F5", "F6", "F7", "F8", "F9", "F11", "F12", "F13", "F14"])
 def test_row(name: str) -> None:
     seed = secrets.randbelow(1 << 31)
     print(f"seed {seed}")

@@ -11,7 +11,7 @@ from omni_loop.testing import board
 pytestmark = pytest.mark.timeout(400)  # a busy machine; none takes a tenth of it alone
 
 
-@pytest.mark.parametrize("name", ["B1", "B2", "B3", "B5", "S3", "S5"])
+@pytest.mark.parametrize("name", ["B1", "B2", "B3", "B4", "B5", "S3", "S5"])
 def test_row(name: str) -> None:
     seed = secrets.randbelow(1 << 31)
     print(f"seed {seed}")

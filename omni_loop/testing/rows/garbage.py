@@ -1,22 +1,24 @@
-"""Row B4: connections that speak no HTTP/2, or bad HTTP/2, or bad gRPC; a canary is served throughout."""
+"""Row B4: connections that speak no HTTP/2, or bad HTTP/2, or bad gRPC; a canary is served throughout.
+
+Not here: calls whose path is no text. Each ends gRPC's accepting, and the port is served anew; see
+:mod:`omni_loop.serve.listening` and its test. A storm of them is a denial of service."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
-import os
 import random
 import struct
 from collections.abc import Callable
 
 from ..board import expect
-from .alone import alone
+from .apart import apart
 from .bed import ANSWER_S
-from .served import Served, served, together, with_canary
+from .served import together, with_canary
 
 CONNECTIONS, SCALED = 5000, 300
 AT_ONCE = 8
 RESETS = 20
+SPARE = 8  # file descriptors that gRPC may take in so many connections
 LISTENS_S = 0.05  # for what the server says to it; then the connection is dropped
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RST, _SETTINGS, _PUSH, _PING, _GOAWAY, _WINDOW, _CONTINUATION = 0, 1, 3, 4, 5, 6, 7, 8, 9
@@ -25,49 +27,31 @@ _METHODS = ("Infer", "Stream", "OpenSession", "GetServerInfo", "Nothing")
 
 def measure(seed: int, full: bool) -> float:
     """Connections that came and went."""
-    return alone("garbage:here", seed, full)
-
-
-def here(seed: int, full: bool) -> float:
-    """As :func:`measure`, in this process, which serves gRPC no more afterwards."""
     return asyncio.run(_measure(seed, CONNECTIONS if full else SCALED))
 
 
 async def _measure(seed: int, count: int) -> float:
-    async with served() as made:
+    async with apart() as made:
         for speech in SPEECHES:  # what gRPC opens once is open now
-            await _visit(made, random.Random(seed), speech)
-        before = await _settled(0)
-        await with_canary(
-            made, seed, together(*(_stranger(made, seed, n, count) for n in range(AT_ONCE))), patient=True
-        )
+            await _visit(made.address, random.Random(seed), speech)
+        before = await made.open_files(0)
+        strangers = (_stranger(made.address, seed, n, count) for n in range(AT_ONCE))
+        await with_canary(made, seed, together(*strangers), patient=True)
         async with made.client() as late:  # a newcomer is served too
             expect((await late.info()).ready, "the server is not ready after garbage")
-        after = await _settled(before)
-        expect(after <= before, f"{after - before} file descriptors are left")
+        after = await made.open_files(before + SPARE)
+        expect(after <= before + SPARE, f"{after - before} file descriptors are left")
     return count
 
 
-async def _settled(most: int) -> int:
-    """Open file descriptors, once they are no more than ``most`` or none goes any more."""
-    fewest = len(os.listdir("/proc/self/fd"))
-    for _ in range(40):
-        if fewest <= most:
-            break
-        await asyncio.sleep(0.05)
-        gc.collect()
-        fewest = min(fewest, len(os.listdir("/proc/self/fd")))
-    return fewest
-
-
-async def _stranger(made: Served, seed: int, number: int, count: int) -> None:
+async def _stranger(address: str, seed: int, number: int, count: int) -> None:
     draw = random.Random(seed + number)
     for _ in range(number, count, AT_ONCE):
-        await _visit(made, draw, draw.choice(SPEECHES))
+        await _visit(address, draw, draw.choice(SPEECHES))
 
 
-async def _visit(made: Served, draw: random.Random, speech: Callable[[random.Random], bytes]) -> None:
-    reader, writer = await _connected(made.address)
+async def _visit(address: str, draw: random.Random, speech: Callable[[random.Random], bytes]) -> None:
+    reader, writer = await _connected(address)
     try:
         for piece in _cut(draw, speech(draw)):
             writer.write(piece)
@@ -87,7 +71,7 @@ async def _connected(address: str) -> tuple[asyncio.StreamReader, asyncio.Stream
         while True:
             try:
                 return await asyncio.open_connection(host, int(port))
-            except ConnectionRefusedError:
+            except ConnectionError:
                 await asyncio.sleep(0.01)
 
 
@@ -107,10 +91,10 @@ def _literal(name: bytes, value: bytes) -> bytes:
     return b"\0" + bytes((len(name),)) + name + bytes((len(value),)) + value
 
 
-def _call(draw: random.Random, stream: int, *more: bytes, path: bytes = b"") -> bytes:
+def _call(draw: random.Random, stream: int, *more: bytes) -> bytes:
     fields = [
         *((b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"x")),
-        (b":path", path or f"/omni_loop.v1.Loop/{draw.choice(_METHODS)}".encode()),
+        (b":path", f"/omni_loop.v1.Loop/{draw.choice(_METHODS)}".encode()),
         *((b"content-type", b"application/grpc"), (b"te", b"trailers")),
     ]
     return _frame(_HEADERS, 4, stream, b"".join(_literal(*field) for field in fields) + b"".join(more))
@@ -163,11 +147,6 @@ def _bad_headers(draw: random.Random) -> bytes:
     )
 
 
-def _bad_paths(draw: random.Random) -> bytes:
-    """Methods whose names are no text."""
-    return _hello(draw) + _call(draw, 1, path=b"/" + draw.randbytes(draw.randrange(1, 60))) + _call(draw, 3)
-
-
 def _rapid_reset(draw: random.Random) -> bytes:
     """Calls that are taken back at once (CVE-2023-44487). Few: with more than a thousand that wait, gRPC's core sheds
     calls of everybody; that is a flood, not garbage."""
@@ -207,6 +186,6 @@ def _never_comes(draw: random.Random) -> bytes:
 
 
 SPEECHES: tuple[Callable[[random.Random], bytes], ...] = (
-    *(_noise, _another_protocol, _random_frames, _odd_settings, _bad_headers, _bad_paths),
+    *(_noise, _another_protocol, _random_frames, _odd_settings, _bad_headers),
     *(_rapid_reset, _endless_headers, _floods, _bad_bodies, _never_comes),
 )

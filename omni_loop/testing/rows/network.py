@@ -29,7 +29,7 @@ from ..board import Broken, NotRun, expect
 from ..fault_proxy import FaultProxy
 from ..history import History
 from ..nemesis import Nemesis, of_flips, of_network
-from .alone import alone
+from .apart import apart
 from .bed import ANSWER_S, nothing_leaks, row, same
 from .served import Served, served, with_canary
 from .toys import NAME, SPEC
@@ -52,17 +52,12 @@ _WATCHFUL = _QUICK | {
 def measure(seed: int, full: bool) -> float:
     """Faults survived."""
     with nothing_leaks():
-        survived = asyncio.run(_here(seed, STEPS if full else SCALED))
-    return survived + alone("network:flips", seed, full)
+        return asyncio.run(_measure(seed, STEPS if full else SCALED))
 
 
-async def _here(seed: int, steps: int) -> int:
-    return await _bad_network(seed, steps) + await _silence(seed) + await _flips_under_tls(seed, steps)
-
-
-def flips(seed: int, full: bool) -> float:
-    """Bits flipped in plain TCP. This process serves gRPC no more afterwards."""
-    return asyncio.run(_flips(seed, STEPS if full else SCALED))
+async def _measure(seed: int, steps: int) -> int:
+    survived = await _bad_network(seed, steps) + await _silence(seed)
+    return survived + await _flips(seed, steps) + await _flips_under_tls(seed, steps)
 
 
 @dataclass
@@ -206,7 +201,7 @@ async def _flips(seed: int, steps: int) -> int:
     """Bits flip on their way to the server in plain TCP: every call ends, the server stays, and a session beside it
     stays bit-exact. Not on the way back: gRPC's core ends the client's process for a GOAWAY that no server sends, from
     which TLS alone keeps a robot."""
-    async with served() as made, FaultProxy() as proxy:
+    async with apart(abandoned=True) as made, FaultProxy() as proxy:
         await proxy.start(made.address)
         nemesis = Nemesis(random.Random(seed), of_flips(proxy, 512, ("up",)), gap_s=(0.0, 0.02))
 

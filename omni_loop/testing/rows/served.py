@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import numpy as np
@@ -15,7 +15,7 @@ from ...client import AsyncClient, AsyncSession, connect_async
 from ...config import Deployment, Listen, SessionConfig
 from ...config import Limits as LimitsConfig
 from ...endpoints import AccessConfig
-from ...errors import OmniLoopError, ServerUnavailable
+from ...errors import DeadlineExceeded, OmniLoopError, ServerUnavailable
 from ...loop.orchestrator import Orchestrator
 from ...serve.app import Server
 from ...session.snapshot import SnapshotStore
@@ -26,6 +26,7 @@ from .bed import ANSWER_S, Bed, bed, row, same
 from .toys import NAME
 
 MAX_SESSIONS = 32
+TRY_S = 2.0  # of a patient canary
 _INSIDE = "failed inside the server"  # what a stranger is told of an error that is not typed
 
 
@@ -81,10 +82,16 @@ async def served(
             await server.stop(1.0)
 
 
+class Serving(Protocol):
+    """A server, here or elsewhere."""
+
+    def client(self) -> AsyncClient: ...
+
+
 @dataclass
 class Canary:
-    """A client that goes on throughout. ``answers`` by observation. ``patient``: where no server answers, the same
-    request is sent again until one does; else that is a failure."""
+    """A client that goes on throughout. ``answers`` by observation. ``patient``: what no server answers is
+    sent again with its seq until one does, as when the port is served anew; else that is a failure."""
 
     session: AsyncSession
     seed: int
@@ -114,13 +121,14 @@ class Canary:
         self.answers.append(book.read(reply))
 
     async def _ask(self, request: pb.InferRequest) -> pb.TickReply:
+        if not self.patient:
+            return await self.session._client.call("Infer", request, pb.TickReply)
         while True:
-            try:
-                return await self.session._client.call("Infer", request, pb.TickReply)
-            except ServerUnavailable:
-                if not self.patient:
-                    raise
-            await asyncio.sleep(0.01)
+            async with connect_async(self.session._client.address, timeout_s=TRY_S) as client:
+                try:
+                    return await client.call("Infer", request, pb.TickReply)
+                except (ServerUnavailable, DeadlineExceeded):
+                    await asyncio.sleep(0.01)
 
     async def beat(self, until: asyncio.Event, every_s: float = 0.01) -> None:
         """Ticks until told to stop, then the last one."""
@@ -150,7 +158,7 @@ async def together(*works: Coroutine[Any, Any, Any]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def with_canary(made: Served, seed: int, work: Coroutine[Any, Any, Any], patient: bool = False) -> None:
+async def with_canary(made: Serving, seed: int, work: Coroutine[Any, Any, Any], patient: bool = False) -> None:
     """``await work`` while a canary lives, which must not notice."""
     async with made.client() as client:
         canary = await Canary.open(client, seed, patient)
