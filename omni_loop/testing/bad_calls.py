@@ -32,10 +32,10 @@ class BadCall:
         if isinstance(self.request, bytes):
             return self.request
         if self.own:
-            request: Any = type(self.request).FromString(self.request.SerializeToString())
+            request: Any = type(self.request).FromString(self.request.SerializeToString(deterministic=True))
             request.session.CopyFrom(ref)
-            return bytes(request.SerializeToString())
-        return self.request.SerializeToString()
+            return bytes(request.SerializeToString(deterministic=True))
+        return self.request.SerializeToString(deterministic=True)
 
 
 def bad_calls() -> list[BadCall]:
@@ -135,7 +135,7 @@ def _turns() -> list[BadCall]:
 
 
 def _bytes() -> list[BadCall]:
-    open_ = pb.OpenSessionRequest(pipeline="toy", prompt="push").SerializeToString()
+    open_ = pb.OpenSessionRequest(pipeline="toy", prompt="push").SerializeToString(deterministic=True)
     raws = {
         "no message": b"\xff" * 64,
         "a prompt that is not UTF-8": open_.replace(b"push", b"\xff\xfe\xfd\xfc"),

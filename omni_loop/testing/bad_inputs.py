@@ -366,13 +366,13 @@ def _bytes() -> list[BadInput]:
         return lambda request: data
 
     def cut(request: pb.InferRequest) -> bytes:
-        return request.SerializeToString()[:-1]
+        return request.SerializeToString(deterministic=True)[:-1]
 
     def no_observation(request: pb.InferRequest) -> None:
         request.ClearField("observation")
 
     def bad_key(request: pb.InferRequest) -> bytes:
-        return request.SerializeToString().replace(b"gripper", b"gripp\xff\xfe")
+        return request.SerializeToString(deterministic=True).replace(b"gripper", b"gripp\xff\xfe")
 
     bad = Reason.BAD_REQUEST
     return [

@@ -81,7 +81,7 @@ def check_open(request: pb.OpenSessionRequest, limits: Limits) -> None:
     check_name("the spec digest", request.spec_digest)
     for key in request.observation_keys:
         check_name("the observation key", key)
-    for name, value in request.options.items():
+    for name, value in sorted(request.options.items()):
         check_name("the option", name)
         check_name(f"option {name!r}: the value", value)
 
@@ -241,7 +241,8 @@ def _decode_arrays(arrays: Any, keys: Sequence[str], limits: Limits) -> dict[str
     # Names first: 100,000 wrong keys must not cost 100,000 decodings.
     limits.check_count(len(arrays))
     check_keys(keys, arrays)
-    return {name: decode_tensor(name, tensor, limits) for name, tensor in arrays.items()}
+    # In the session's order: a protobuf map's own changes from process to process, and with it which error is named.
+    return {name: decode_tensor(name, arrays[name], limits) for name in keys}
 
 
 def _decode_actions(name: str, tensor: pb.Tensor, spec: SessionSpec, limits: Limits) -> NDArray[np.float32]:

@@ -54,7 +54,7 @@ class Mutator:
                 return self.spoil_bytes(raw, other)
             for _ in range(1 + int(draw.expovariate(1.2))):
                 self.spoil_message(message)
-            raw = message.SerializeToString()
+            raw = message.SerializeToString(deterministic=True)
             if chance > 0.05:
                 return raw
         return self.spoil_bytes(raw, other)
@@ -125,7 +125,7 @@ class Mutator:
         assert field.message_type is not None
         entry = field.message_type.fields_by_name
         key_field, value_field = entry["key"], entry["value"]
-        keys = list(value)
+        keys = sorted(value)  # else in the order of their hashes
         key = draw.choice(keys) if keys and draw.random() < 0.8 else self._value(key_field, "")
         if keys and draw.random() < 0.15:
             del value[draw.choice(keys)]

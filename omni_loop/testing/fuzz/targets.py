@@ -183,17 +183,18 @@ def seeds() -> dict[str, list[bytes]]:
     opened = pb.OpenSessionRequest(
         pipeline="toy", prompt="push", seed=1, observation_keys=KEYS, options={"a": "b"}, spec_digest=SPEC.digest
     )
+    opened_reply = pb.OpenSessionReply(session="a", spec=codec.encode_spec(SPEC))
     found: dict[str, list[bytes]] = {
-        "infer": [bad_inputs.good_request().SerializeToString(), *_named()],
-        "stream": [m.SerializeToString() for m in stream],
-        "predict": [m.SerializeToString() for m in predict],
-        "recondition": [recondition.SerializeToString()],
-        "plan": [plan.SerializeToString(), *_named_plans()],
-        "open": [opened.SerializeToString()],
-        "snapshot": [pb.SnapshotRequest(name="a-1").SerializeToString()],
-        "list": [pb.ListSessionsRequest(sessions=[pb.SessionRef(session="a")]).SerializeToString()],
-        "answer": [m.SerializeToString() for m in _answers()],
-        "opened": [pb.OpenSessionReply(session="a", spec=codec.encode_spec(SPEC)).SerializeToString()],
+        "infer": [bad_inputs.good_request().SerializeToString(deterministic=True), *_named()],
+        "stream": [m.SerializeToString(deterministic=True) for m in stream],
+        "predict": [m.SerializeToString(deterministic=True) for m in predict],
+        "recondition": [recondition.SerializeToString(deterministic=True)],
+        "plan": [plan.SerializeToString(deterministic=True), *_named_plans()],
+        "open": [opened.SerializeToString(deterministic=True)],
+        "snapshot": [pb.SnapshotRequest(name="a-1").SerializeToString(deterministic=True)],
+        "list": [pb.ListSessionsRequest(sessions=[pb.SessionRef(session="a")]).SerializeToString(deterministic=True)],
+        "answer": [m.SerializeToString(deterministic=True) for m in _answers()],
+        "opened": [opened_reply.SerializeToString(deterministic=True)],
     }
     return found
 
@@ -202,7 +203,7 @@ def _named() -> list[bytes]:
     raws = []
     for case in bad_inputs.cases():
         request = bad_inputs.good_request()
-        raws.append(case.spoil(request) or request.SerializeToString())
+        raws.append(case.spoil(request) or request.SerializeToString(deterministic=True))
     return [raw for raw in raws if len(raw) < 4096]  # the long ones are row B3's
 
 
@@ -210,7 +211,7 @@ def _named_plans() -> list[bytes]:
     raws = []
     for case in bad_inputs.plan_cases():
         request = bad_inputs.good_plan()
-        raws.append(case.spoil(request) or request.SerializeToString())
+        raws.append(case.spoil(request) or request.SerializeToString(deterministic=True))
     return [raw for raw in raws if len(raw) < 4096]
 
 
