@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping
 from importlib import metadata
@@ -116,6 +115,7 @@ def serve(
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
 
+    from ..serve import event_loop
     from ..serve.app import run
 
     console = Console()
@@ -128,7 +128,7 @@ def serve(
         for name, address in addresses.items():
             console.print(f"{name} on [bold]{address}[/bold]", highlight=False)
 
-    asyncio.run(run(chosen, ready, on_endpoints=others))
+    event_loop.run(run(chosen, ready, on_endpoints=others))
 
 
 @app.command()

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 
 from ..config import Deployment
 from ..errors import OmniLoopError
+from . import event_loop
 from .app import Start, serve_until
 
 
@@ -27,7 +28,7 @@ def main(arguments: list[str] | None = None, start: Start | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     deployment = Deployment.model_validate_json(sys.stdin.read())
     try:
-        asyncio.run(_serve(deployment, control, start))
+        event_loop.run(_serve(deployment, control, start))
     except OmniLoopError as error:
         print(f"{type(error).__name__}: {error.text}", file=sys.stderr)
         return 1
