@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from ..loop.orchestrator import Orchestrator
 
 log = logging.getLogger(__name__)
+# A server of gRPC's that is freed before it was stopped gives itself to a debug message (1.85): a handler that keeps
+# the record then holds freed memory.
+logging.getLogger("grpc._cython.cygrpc").setLevel(logging.INFO)
 GRACE_S = 5.0
 MIN_PING_MS = 10_000  # clients may ping this often; ours do half as often
 
@@ -151,7 +154,13 @@ class Server:
         self.service.close()
 
     def _made(self, port: int) -> tuple[grpc.aio.Server, str]:
-        """A server of all services, bound to ``port``, and its address."""
+        """A server of all services, bound to ``port``, and its address. What can be refused is refused before there is
+        one: gRPC frees no server well that never ran."""
+        host = self.deployment.listen.host
+        if not is_loopback(host) and not self.deployment.access.protected:
+            raise ConfigError(f"refusing to listen on {host!r} without a token or TLS; take 127.0.0.1")
+        if (refusal := _refusal(host, port)) is not None:
+            raise refusal
         server = grpc.aio.server(interceptors=self.interceptors, options=_options(self.service.limits))
         server.add_generic_rpc_handlers((self.service.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -160,8 +169,6 @@ class Server:
 
     def _bind(self, server: grpc.aio.Server, port: int) -> str:
         host = self.deployment.listen.host
-        if not is_loopback(host) and not self.deployment.access.protected:
-            raise ConfigError(f"refusing to listen on {host!r} without a token or TLS; take 127.0.0.1")
         shown = f"[{host}]" if ":" in host else host
         try:
             if self.credentials is None:
@@ -171,7 +178,7 @@ class Server:
         except RuntimeError:
             bound = 0
         if bound == 0:
-            raise _why_not(host, shown, port)
+            raise _refusal(host, port) or _busy(host, port)
         return f"{shown}:{bound}"
 
 
@@ -200,12 +207,17 @@ def _options(limits: Limits) -> list[tuple[str, int]]:
     ]
 
 
-def _why_not(host: str, shown: str, port: int) -> ServerUnavailable:
-    """gRPC does not say why it could not bind; the operating system does."""
-    busy = ServerUnavailable(f"port {port} on {host} is busy; take another, or 0 for any", reason=Reason.PORT_BUSY)
+def _refusal(host: str, port: int) -> ServerUnavailable | None:
+    """Why the port cannot be had; gRPC does not say, the operating system does."""
     try:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            return ServerUnavailable(f"cannot listen on {shown}:{port}: {error.strerror}", retryable=False)
-    return busy
+        if error.errno == errno.EADDRINUSE:
+            return _busy(host, port)
+        shown = f"[{host}]" if ":" in host else host
+        return ServerUnavailable(f"cannot listen on {shown}:{port}: {error.strerror}", retryable=False)
+    return None
+
+
+def _busy(host: str, port: int) -> ServerUnavailable:
+    return ServerUnavailable(f"port {port} on {host} is busy; take another, or 0 for any", reason=Reason.PORT_BUSY)

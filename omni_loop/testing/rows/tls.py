@@ -6,7 +6,7 @@ import asyncio
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ...client import Tls, connect_async
 from ...config import Deployment, Listen
@@ -123,7 +123,7 @@ def _public_binds() -> int:
         listen = Listen(host=host, port=0)
         deployment = Deployment(pipelines=("toy",)).model_copy(update={"listen": listen})  # as ``serve --host`` does
         try:
-            Server(deployment)._bind(cast(Any, None), 0)  # refused before it is used
+            Server(deployment)._made(0)
         except ConfigError:
             continue
         raise Broken(f"a server without a token or TLS would listen on {host!r}")
