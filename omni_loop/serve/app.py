@@ -22,7 +22,6 @@ from ..wire.codec import Limits
 from .auth import Gate, Interceptor
 from .endpoints import start_endpoints
 from .health import Health
-from .listening import Listening
 from .service import SERVICE, LoopService
 from .tls import HANDSHAKE_MS
 
@@ -122,14 +121,13 @@ class Server:
         self.endpoints: list[Endpoint] = []
         self._start = start or _start_orchestrator
         self._health = Health(self.service)
-        self._listening: Listening | None = None
+        self._server: grpc.aio.Server | None = None
 
     async def start(self) -> str:
         """The address, once every stage has run. The port is taken first, so that a busy one is known before
         anything is loaded; meanwhile health says NOT_SERVING. Raises as :func:`run` does."""
-        self._listening = Listening(self._made, self.deployment.listen.port)
-        self.address = self._listening.address
-        await self._listening.start()
+        self._server, self.address = self._made()
+        await self._server.start()
         log.info("listening on %s, loading", self.address)
         self.service.orchestrator = await self._start(self.deployment)
         self.endpoints = await start_endpoints(self.deployment, self.service, self.gate)
@@ -145,18 +143,18 @@ class Server:
         await self._health.enter_graceful_shutdown()
         self.service.drain()
         stopping = [endpoint.stop(grace_s) for endpoint in self.endpoints]
-        if self._listening is not None:
-            stopping.append(self._listening.stop(grace_s))
+        if self._server is not None:
+            stopping.append(self._server.stop(grace_s))
         await all_of(stopping)
         await self.service.gone(grace_s)
         if self.service.orchestrator is not None:
             await self.service.orchestrator.stop(grace_s)
         self.service.close()
 
-    def _made(self, port: int) -> tuple[grpc.aio.Server, str]:
-        """A server of all services, bound to ``port``, and its address. What can be refused is refused before there is
+    def _made(self) -> tuple[grpc.aio.Server, str]:
+        """A server of all services, bound to its port, and its address. What can be refused is refused before there is
         one: gRPC frees no server well that never ran."""
-        host = self.deployment.listen.host
+        host, port = self.deployment.listen.host, self.deployment.listen.port
         if not is_loopback(host) and not self.deployment.access.protected:
             raise ConfigError(f"refusing to listen on {host!r} without a token or TLS; take 127.0.0.1")
         if (refusal := _refusal(host, port)) is not None:
@@ -165,10 +163,9 @@ class Server:
         server.add_generic_rpc_handlers((self.service.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-        return server, self._bind(server, port)
+        return server, self._bind(server, host, port)
 
-    def _bind(self, server: grpc.aio.Server, port: int) -> str:
-        host = self.deployment.listen.host
+    def _bind(self, server: grpc.aio.Server, host: str, port: int) -> str:
         shown = f"[{host}]" if ":" in host else host
         try:
             if self.credentials is None:

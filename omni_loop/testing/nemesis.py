@@ -82,10 +82,10 @@ def of_network(proxy: FaultProxy, span: int = 4096) -> list[Fault]:
     ]
 
 
-def of_flips(proxy: FaultProxy, span: int = 2048, directions: Sequence[Direction] = _DIRECTIONS) -> list[Fault]:
-    """One bit of what passes next in one of ``directions``."""
+def of_flips(proxy: FaultProxy, span: int = 2048) -> list[Fault]:
+    """One bit of what passes next, either way."""
 
     def flip(draw: random.Random) -> None:
-        proxy.flip(draw.randrange(span), draw.choice(directions), draw.randrange(8))
+        proxy.flip(draw.randrange(span), draw.choice(_DIRECTIONS), draw.randrange(8))
 
     return [Fault("flip", flip)]

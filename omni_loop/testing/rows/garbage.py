@@ -1,24 +1,20 @@
-"""Row B4: connections that speak no HTTP/2, or bad HTTP/2, or bad gRPC; a canary is served throughout.
-
-Not here: calls whose path is no text. Each ends gRPC's accepting, and the port is served anew; see
-:mod:`omni_loop.serve.listening` and its test. A storm of them is a denial of service."""
+"""Row B4: connections that speak no HTTP/2, or bad HTTP/2, or bad gRPC; a canary is served throughout."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import struct
 from collections.abc import Callable
 
 from ..board import expect
-from .apart import apart
-from .bed import ANSWER_S
-from .served import together, with_canary
+from .bed import nothing_leaks
+from .served import Served, served, together, with_canary
 
 CONNECTIONS, SCALED = 5000, 300
 AT_ONCE = 8
 RESETS = 20
-SPARE = 8  # file descriptors that gRPC may take in so many connections
 LISTENS_S = 0.05  # for what the server says to it; then the connection is dropped
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RST, _SETTINGS, _PUSH, _PING, _GOAWAY, _WINDOW, _CONTINUATION = 0, 1, 3, 4, 5, 6, 7, 8, 9
@@ -27,33 +23,33 @@ _METHODS = ("Infer", "Stream", "OpenSession", "GetServerInfo", "Nothing")
 
 def measure(seed: int, full: bool) -> float:
     """Connections that came and went."""
-    return asyncio.run(_measure(seed, CONNECTIONS if full else SCALED))
+    with nothing_leaks():
+        return asyncio.run(_measure(seed, CONNECTIONS if full else SCALED))
 
 
 async def _measure(seed: int, count: int) -> float:
-    async with apart() as made:
-        for speech in SPEECHES:  # what gRPC opens once is open now
-            await _visit(made.address, random.Random(seed), speech)
-        before = await made.open_files(0)
-        strangers = (_stranger(made.address, seed, n, count) for n in range(AT_ONCE))
-        await with_canary(made, seed, together(*strangers), patient=True)
+    done = 0
+    async with served() as made:
+
+        async def stranger(number: int) -> None:
+            nonlocal done
+            draw = random.Random(seed + number)
+            for _ in range(number, count, AT_ONCE):
+                await _visit(made, draw)
+                done += 1
+
+        await with_canary(made, seed, together(*(stranger(number) for number in range(AT_ONCE))))
         async with made.client() as late:  # a newcomer is served too
             expect((await late.info()).ready, "the server is not ready after garbage")
-        after = await made.open_files(before + SPARE)
-        expect(after <= before + SPARE, f"{after - before} file descriptors are left")
-    return count
+        gc.collect()
+    return done
 
 
-async def _stranger(address: str, seed: int, number: int, count: int) -> None:
-    draw = random.Random(seed + number)
-    for _ in range(number, count, AT_ONCE):
-        await _visit(address, draw, draw.choice(SPEECHES))
-
-
-async def _visit(address: str, draw: random.Random, speech: Callable[[random.Random], bytes]) -> None:
-    reader, writer = await _connected(address)
+async def _visit(made: Served, draw: random.Random) -> None:
+    host, _, port = made.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
     try:
-        for piece in _cut(draw, speech(draw)):
+        for piece in _cut(draw, draw.choice(SPEECHES)(draw)):
             writer.write(piece)
             await asyncio.sleep(0)
         async with asyncio.timeout(LISTENS_S):
@@ -62,17 +58,6 @@ async def _visit(address: str, draw: random.Random, speech: Callable[[random.Ran
         pass  # it listens longer than we do, or has hung up: both are right
     finally:
         writer.transport.abort()
-
-
-async def _connected(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """The port may be served anew just now: then it is there a moment later."""
-    host, _, port = address.rpartition(":")
-    async with asyncio.timeout(ANSWER_S):
-        while True:
-            try:
-                return await asyncio.open_connection(host, int(port))
-            except ConnectionError:
-                await asyncio.sleep(0.01)
 
 
 def _cut(draw: random.Random, data: bytes) -> list[bytes]:
@@ -91,10 +76,10 @@ def _literal(name: bytes, value: bytes) -> bytes:
     return b"\0" + bytes((len(name),)) + name + bytes((len(value),)) + value
 
 
-def _call(draw: random.Random, stream: int, *more: bytes) -> bytes:
+def _call(draw: random.Random, stream: int, *more: bytes, path: bytes = b"") -> bytes:
     fields = [
         *((b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"x")),
-        (b":path", f"/omni_loop.v1.Loop/{draw.choice(_METHODS)}".encode()),
+        (b":path", path or f"/omni_loop.v1.Loop/{draw.choice(_METHODS)}".encode()),
         *((b"content-type", b"application/grpc"), (b"te", b"trailers")),
     ]
     return _frame(_HEADERS, 4, stream, b"".join(_literal(*field) for field in fields) + b"".join(more))
@@ -147,6 +132,11 @@ def _bad_headers(draw: random.Random) -> bytes:
     )
 
 
+def _bad_paths(draw: random.Random) -> bytes:
+    """Methods whose names are no text."""
+    return _hello(draw) + _call(draw, 1, path=b"/" + draw.randbytes(draw.randrange(1, 60))) + _call(draw, 3)
+
+
 def _rapid_reset(draw: random.Random) -> bytes:
     """Calls that are taken back at once (CVE-2023-44487). Few: with more than a thousand that wait, gRPC's core sheds
     calls of everybody; that is a flood, not garbage."""
@@ -186,6 +176,6 @@ def _never_comes(draw: random.Random) -> bytes:
 
 
 SPEECHES: tuple[Callable[[random.Random], bytes], ...] = (
-    *(_noise, _another_protocol, _random_frames, _odd_settings, _bad_headers),
+    *(_noise, _another_protocol, _random_frames, _odd_settings, _bad_headers, _bad_paths),
     *(_rapid_reset, _endless_headers, _floods, _bad_bodies, _never_comes),
 )

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 import numpy as np
@@ -15,18 +15,16 @@ from ...client import AsyncClient, AsyncSession, connect_async
 from ...config import Deployment, Listen, SessionConfig
 from ...config import Limits as LimitsConfig
 from ...endpoints import AccessConfig
-from ...errors import DeadlineExceeded, OmniLoopError, ServerUnavailable
+from ...errors import OmniLoopError
 from ...loop.orchestrator import Orchestrator
 from ...serve.app import Server
 from ...session.snapshot import SnapshotStore
 from ...types import TickResult
-from ...wire import loop_pb2 as pb
 from ..board import Broken, expect
 from .bed import ANSWER_S, Bed, bed, row, same
 from .toys import NAME
 
 MAX_SESSIONS = 32
-TRY_S = 2.0  # of a patient canary
 _INSIDE = "failed inside the server"  # what a stranger is told of an error that is not typed
 
 
@@ -82,53 +80,32 @@ async def served(
             await server.stop(1.0)
 
 
-class Serving(Protocol):
-    """A server, here or elsewhere."""
-
-    def client(self) -> AsyncClient: ...
-
-
 @dataclass
 class Canary:
-    """A client that goes on throughout. ``answers`` by observation. ``patient``: what no server answers is
-    sent again with its seq until one does, as when the port is served anew; else that is a failure."""
+    """A client that goes on throughout. ``answers`` by observation."""
 
     session: AsyncSession
     seed: int
     draw: np.random.Generator
     seen: list[np.ndarray[Any, np.dtype[np.float32]]] = field(default_factory=list)
     answers: list[TickResult] = field(default_factory=list)
-    patient: bool = False
 
     @classmethod
-    async def open(cls, client: AsyncClient, seed: int, patient: bool = False) -> Canary:
-        return cls(await client.open(NAME, seed=seed), seed, np.random.default_rng(seed), patient=patient)
+    async def open(cls, client: AsyncClient, seed: int) -> Canary:
+        return cls(await client.open(NAME, seed=seed), seed, np.random.default_rng(seed))
 
     async def tick(self) -> None:
         """One more step, answered in time. Raises :class:`~..board.Broken` otherwise."""
         x = row(self.draw)
         step = len(self.seen)
-        book = self.session._book
-        observation = book.infer({"x": x}, step, frames=step % 2)
         try:
-            async with asyncio.timeout(ANSWER_S):
-                reply = await self._ask(pb.InferRequest(session=book.ref, observation=observation))
+            answer = await asyncio.wait_for(self.session.infer({"x": x}, step, frames=step % 2), ANSWER_S)
         except OmniLoopError as error:
             raise Broken(f"the canary's step {step} was refused: {error.text}") from error
         except TimeoutError:
             raise Broken(f"the canary's step {step} was not answered within {ANSWER_S:g} s") from None
         self.seen.append(x)
-        self.answers.append(book.read(reply))
-
-    async def _ask(self, request: pb.InferRequest) -> pb.TickReply:
-        if not self.patient:
-            return await self.session._client.call("Infer", request, pb.TickReply)
-        while True:
-            async with connect_async(self.session._client.address, timeout_s=TRY_S) as client:
-                try:
-                    return await client.call("Infer", request, pb.TickReply)
-                except (ServerUnavailable, DeadlineExceeded):
-                    await asyncio.sleep(0.01)
+        self.answers.append(answer)
 
     async def beat(self, until: asyncio.Event, every_s: float = 0.01) -> None:
         """Ticks until told to stop, then the last one."""
@@ -158,10 +135,10 @@ async def together(*works: Coroutine[Any, Any, Any]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def with_canary(made: Serving, seed: int, work: Coroutine[Any, Any, Any], patient: bool = False) -> None:
+async def with_canary(made: Served, seed: int, work: Coroutine[Any, Any, Any]) -> None:
     """``await work`` while a canary lives, which must not notice."""
     async with made.client() as client:
-        canary = await Canary.open(client, seed, patient)
+        canary = await Canary.open(client, seed)
         await canary.tick()
         over = asyncio.Event()
         beating = asyncio.create_task(canary.beat(over))

@@ -123,7 +123,7 @@ def _public_binds() -> int:
         listen = Listen(host=host, port=0)
         deployment = Deployment(pipelines=("toy",)).model_copy(update={"listen": listen})  # as ``serve --host`` does
         try:
-            Server(deployment)._made(0)
+            Server(deployment)._made()
         except ConfigError:
             continue
         raise Broken(f"a server without a token or TLS would listen on {host!r}")

@@ -1,4 +1,4 @@
-"""A call whose path is no text ends nothing: the port is served anew, and streams that are open go on."""
+"""A call whose path is no text ends nothing but itself (with grpcio 1.84 and 1.85 it ends the server)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import struct
 
 from omni_loop.client import connect_async
 from omni_loop.config import Deployment, Listen
-from omni_loop.errors import OmniLoopError
 from omni_loop.serve.app import Server
 from omni_loop.testing.bad_inputs import good_arrays
 from omni_loop.testing.toy_core import ToyCore
@@ -53,17 +52,7 @@ async def test_a_path_that_is_no_text_ends_nothing() -> None:
                 async for event in stream:
                     assert getattr(event, "seq", None) == seq
                     break
-                assert (await _info(address)).ready
+                async with connect_async(address, timeout_s=5) as other:
+                    assert (await other.info()).ready
     finally:
         await server.stop(1.0)
-
-
-async def _info(address: str):  # type: ignore[no-untyped-def]
-    """A new connection's first call, soon."""
-    for _ in range(50):
-        try:
-            async with connect_async(address, timeout_s=5) as client:
-                return await client.info()
-        except OmniLoopError:
-            await asyncio.sleep(0.1)
-    raise AssertionError("the port is not served anew")
