@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import secrets
 
 import pytest
 
@@ -15,11 +14,7 @@ pytestmark = pytest.mark.timeout(400)  # a busy machine; it takes seconds alone
 
 @pytest.mark.parametrize("name", ["L1", "L2", "L3", "L4", "L5"])
 def test_row(name: str) -> None:
-    seed = secrets.randbelow(1 << 31)
-    print(f"seed {seed}")
-    line = board.run_row(board.row_named(name), seed)
-    print(line.json())
-    assert line.passed, line.json()
+    board.held(name)
 
 
 def test_a_small_leak_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
