@@ -62,6 +62,10 @@ class TickRequest:
     spent_ms: float = 0.0  # since the request's bytes came: counted into the answer's timings
 
 
+# A robot comes back for what it saw; imagination that nobody waits for is not worth a pass of a model.
+KEPT = (Op.INFER, Op.RECONDITION)
+
+
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
     """An open session as its owner sees it. ``token`` is the resume token: a secret. ``last_seq``: the highest seq

@@ -22,13 +22,13 @@ from ..session.machine import Phase
 from ..session.manager import Session, SessionManager
 from ..session.snapshot import SnapshotStore
 from ..telemetry import metrics
-from ..types import Op, TickResult
+from ..types import TickResult
 from . import gauges
 from .flight import Flight, OnPart
 from .live import Live
 from .pool import Pool
 from .prepare import check_keys, check_options, check_prompt, check_seed
-from .request import Attachment, SessionInfo, SessionSummary
+from .request import KEPT, Attachment, SessionInfo, SessionSummary
 from .tap import Failed, Opened, Origin, Tap, Tapped, Turned, Turning, Watch
 from .tasks import Tasks, public
 from .tick import all_of
@@ -108,7 +108,7 @@ class Sessions:
         live = self._find(session, token)
         flight = live.flights.get(seq)
         if flight is not None:
-            kept = flight.request.op in (Op.INFER, Op.RECONDITION)
+            kept = flight.request.op in KEPT
             return await flight.wait(on_part, None if kept else functools.partial(self._end_flight, live))
         reply = live.session.replies.get(seq)
         if reply is None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
 import logging
 import signal
-import socket
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,9 +14,10 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from ..endpoints import is_loopback
-from ..errors import ConfigError, Reason, ServerUnavailable
+from ..errors import ConfigError
 from ..loop.tick import all_of
 from ..wire.codec import Limits
+from . import ports
 from .auth import Gate, Interceptor
 from .endpoints import start_endpoints
 from .health import Health
@@ -152,31 +151,18 @@ class Server:
         self.service.close()
 
     def _made(self) -> tuple[grpc.aio.Server, str]:
-        """A server of all services, bound to its port, and its address. What can be refused is refused before there is
-        one: gRPC frees no server well that never ran."""
+        """A server of all services, bound to its port, and its address."""
         host, port = self.deployment.listen.host, self.deployment.listen.port
         if not is_loopback(host) and not self.deployment.access.protected:
             raise ConfigError(f"refusing to listen on {host!r} without a token or TLS; take 127.0.0.1")
-        if (refusal := _refusal(host, port)) is not None:
-            raise refusal
-        server = grpc.aio.server(interceptors=self.interceptors, options=_options(self.service.limits))
+        server, at = ports.bound(self._make, self.credentials, host, port)
         server.add_generic_rpc_handlers((self.service.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-        return server, self._bind(server, host, port)
+        return server, at
 
-    def _bind(self, server: grpc.aio.Server, host: str, port: int) -> str:
-        shown = f"[{host}]" if ":" in host else host
-        try:
-            if self.credentials is None:
-                bound = server.add_insecure_port(f"{shown}:{port}")
-            else:
-                bound = server.add_secure_port(f"{shown}:{port}", self.credentials)
-        except RuntimeError:
-            bound = 0
-        if bound == 0:
-            raise _refusal(host, port) or _busy(host, port)
-        return f"{shown}:{bound}"
+    def _make(self) -> grpc.aio.Server:
+        return grpc.aio.server(interceptors=self.interceptors, options=_options(self.service.limits))
 
 
 async def _start_orchestrator(deployment: Deployment) -> Orchestrator:
@@ -202,19 +188,3 @@ def _options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_MS),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
     ]
-
-
-def _refusal(host: str, port: int) -> ServerUnavailable | None:
-    """Why the port cannot be had; gRPC does not say, the operating system does."""
-    try:
-        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            return _busy(host, port)
-        shown = f"[{host}]" if ":" in host else host
-        return ServerUnavailable(f"cannot listen on {shown}:{port}: {error.strerror}", retryable=False)
-    return None
-
-
-def _busy(host: str, port: int) -> ServerUnavailable:
-    return ServerUnavailable(f"port {port} on {host} is busy; take another, or 0 for any", reason=Reason.PORT_BUSY)

@@ -20,14 +20,14 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from ..errors import InvalidInput, OmniLoopError, Reason, ServerUnavailable, UnknownSession
-from ..loop.request import SessionInfo, SessionSummary
+from ..loop.request import KEPT, SessionInfo, SessionSummary
 from ..types import SessionSpec
 from ..wire import codec
 from ..wire import loop_pb2 as pb
 from .auth import Gate, principal, stored_name
 from .refusal import Context, public, refuse
 from .requests import Ask, Decoder
-from .stream import KEPT, Connection
+from .stream import Connection
 
 if TYPE_CHECKING:
     from ..loop.orchestrator import Orchestrator

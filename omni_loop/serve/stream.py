@@ -16,10 +16,10 @@ from collections.abc import AsyncIterator, Awaitable, Coroutine
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from ..errors import Code, DeadlineExceeded, InvalidInput, OmniLoopError, Reason, ServerUnavailable, StateError
-from ..loop.request import Attachment, SessionInfo, TickRequest
+from ..loop.request import KEPT, Attachment, SessionInfo, TickRequest
 from ..loop.tick import eager
 from ..telemetry import metrics
-from ..types import FramePrediction, Op, TickResult
+from ..types import FramePrediction, TickResult
 from ..wire import codec
 from ..wire import loop_pb2 as pb
 from .auth import principal
@@ -36,8 +36,6 @@ TURNED_S = 5.0  # an attach waits so long for resets and rewinds of the stream b
 # A fenced client is told in-band and then has so long to end its stream. Ended at once, a client that is writing would
 # hear of a broken connection, attach again, and fence the newer one.
 FAREWELL_S = 5.0
-# A robot comes back for what it saw; imagination that nobody waits for is not worth a pass of a model.
-KEPT = (Op.INFER, Op.RECONDITION)
 # Errors that are a skip's reason; see Skipped in loop.proto.
 _SKIPS = {Reason.SUPERSEDED: "superseded", Reason.CANCELLED: "cancelled", Reason.EXPIRED: "expired"}
 DUPLICATE = "duplicate_in_flight"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from ..auth import Gate
-from ..compat.bind import why_not
+from ..ports import address, listen, why_not
 from .app import build
 from .live import LiveView
 from .readiness import Readiness
@@ -68,11 +67,10 @@ class AdminServer:
     async def start(self) -> None:
         host, port = self.config.host, self.config.port
         try:
-            listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+            listening = listen(host, port)
         except OSError as error:
-            raise why_not(error, self.name, host, port) from error
-        host, port = listening.getsockname()[:2]
-        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            raise why_not(error, host, port, self.name) from error
+        self.address = address(listening)
         self._task = asyncio.create_task(self._server.serve(sockets=[listening]))
         while not self._server.started:
             if self._task.done():

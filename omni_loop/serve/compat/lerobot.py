@@ -19,9 +19,9 @@ from google.protobuf.message import DecodeError, Message
 from ...errors import ConfigError, InvalidInput, Reason, ServerUnavailable, StateError, nearest
 from ...types import SessionSpec
 from ..auth import Gate, Interceptor, principal
+from ..ports import bound
 from ..refusal import Context, public, refuse
 from . import lerobot_pb2 as pb
-from .bind import why_not_bound
 from .robots import Robot, Setup, choose
 from .schema import Schema
 from .seat import Seat
@@ -77,22 +77,15 @@ class LerobotServer:
             ("grpc.max_receive_message_length", _PIECE),
             ("grpc.max_send_message_length", _PIECE),
         ]
-        server = grpc.aio.server(interceptors=[] if self._gate.open else [Interceptor(self._gate)], options=options)
-        server.add_generic_rpc_handlers((self._handler(),))
+        interceptors = [] if self._gate.open else [Interceptor(self._gate)]
+
+        def make() -> grpc.aio.Server:
+            return grpc.aio.server(interceptors=interceptors, options=options)
+
         host, port = self._config.host, self._config.port
-        shown = f"[{host}]" if ":" in host else host
-        credentials = self._gate.credentials()
-        try:
-            if credentials is None:
-                bound = server.add_insecure_port(f"{shown}:{port}")
-            else:
-                bound = server.add_secure_port(f"{shown}:{port}", credentials)
-        except RuntimeError:
-            bound = 0
-        if not bound:
-            raise why_not_bound(self.name, host, port)
-        await server.start()
-        self._server, self.address = server, f"{shown}:{bound}"
+        self._server, self.address = bound(make, self._gate.credentials(), host, port, self.name)
+        self._server.add_generic_rpc_handlers((self._handler(),))
+        await self._server.start()
 
     async def stop(self, grace_s: float) -> None:
         """Take nothing new; what is computed is still fetched within ``grace_s``."""

@@ -18,9 +18,9 @@ from ...errors import Code, ConfigError, InvalidInput, OmniLoopError, Reason, Se
 from ...types import SessionSpec
 from .. import tls
 from ..auth import Gate
+from ..ports import address, why_not
 from ..refusal import public
 from . import msgpack
-from .bind import why_not
 from .dialects import DIALECTS, RESET, Asked, Openpi
 from .gate import bearer, common_name
 from .schema import Schema
@@ -103,9 +103,8 @@ class OpenpiServer:
                 ssl=None if access.tls is None else tls.context(access.tls),
             )
         except OSError as error:
-            raise why_not(error, self.name, self.config.host, self.config.port) from error
-        host, port = self._server.sockets[0].getsockname()[:2]
-        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            raise why_not(error, self.config.host, self.config.port, self.name) from error
+        self.address = address(self._server.sockets[0])
 
     async def stop(self, grace_s: float) -> None:
         """Take nobody new; what is computed is still answered within ``grace_s``."""
