@@ -25,7 +25,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> ToyServer:
     toy = ToyServer(lost=frozenset({S + 1}))
 
     @contextmanager
-    def serve(chosen: suite.EvalSuite, address: str, console: Console, *served: object) -> Iterator[object]:
+    def serve(
+        chosen: suite.EvalSuite, address: str, console: Console, *served: object, **credentials: object
+    ) -> Iterator[object]:
         toy.served += 1
         yield toy.connect
 
