@@ -79,6 +79,17 @@ class Env(Protocol):
         """Free everything; a second call does nothing."""
 
 
+class Expert(Protocol):
+    """Solves an env by reading what a policy does not see: for demonstrations, and as an upper bound. Made for one env,
+    found under the env's name in the registry's experts."""
+
+    def reset(self, seed: int) -> None:
+        """Begin an episode; called after the env's own ``reset`` with the same seed."""
+
+    def act(self) -> NDArray[np.float32]:
+        """The action for the env's present state: ``float32[action_dim]`` within the bounds."""
+
+
 def check_action(spec: ArraySpec, action: Any) -> NDArray[np.float32]:
     """``action`` as ``float32[action_dim]`` within the spec's bounds, or :class:`TensorError`."""
     try:

@@ -16,6 +16,7 @@ PIPELINES = "omni_loop.pipelines"  # -> loop.pipeline.Pipeline
 TEMPLATES = "omni_loop.templates"  # -> callable(name, **options) -> loop.pipeline.Pipeline
 STAGES = "omni_loop.stages"  # -> callable(**options) -> stage.Stage
 ENVS = "omni_loop.envs"  # -> callable(**options) -> env.Env
+EXPERTS = "omni_loop.experts"  # by the name of an env -> callable(env) -> env.Expert
 DEMOS = "omni_loop.demos"  # -> training.demos.DemoSet
 TRAINERS = "omni_loop.trainers"  # -> training.recipe.Trainer
 ROLLOUT_TRAINERS = "omni_loop.rollout_trainers"  # -> callable as training.rollouts.RolloutTrainer
