@@ -191,8 +191,7 @@ class Part:
         }
         self._files.write(self._beside / NODE, group({layout.EPISODE: attributes}))
         nbytes = sealed.seal(self._beside, layout.VERSION).nbytes
-        self._beside.rename(self._place)
-        sealed.sync(self._place.parent)
+        sealed.move(self._beside, self._place)
         return nbytes
 
     def discard(self) -> None:

@@ -117,5 +117,16 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def move(folder: Path, place: Path) -> None:
+    """Rename ``folder`` to its sibling ``place`` for good. What both are in is held meanwhile: where somebody takes it
+    elsewhere, the rename happens there, and no error is raised of what succeeded."""
+    handle = os.open(place.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.rename(folder.name, place.name, src_dir_fd=handle, dst_dir_fd=handle)
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def digest(content: bytes) -> str:
     return blake2b(content, digest_size=_DIGEST).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from omni_loop.loop.request import TickRequest
 from omni_loop.loop.tap import Opened, Ticked
+from omni_loop.record import layout, sealed
 from omni_loop.record.reader import Recording
 from omni_loop.testing.faulty_disk import Disk
 from omni_loop.testing.rows.toys import SPEC, WIDTH
@@ -215,3 +217,26 @@ def test_a_bug_of_the_recorder_costs_its_tick_and_is_logged(tmp_path: Path, capl
     _balanced(recorder)
     assert recorder.counts.lost == 1
     assert any(r.exc_info for r in caplog.records)
+
+
+def test_a_run_taken_away_as_a_part_is_sealed_is_counted_as_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder, real = Listener(tmp_path / "runs"), os.rename
+    taken = recorder.run.with_name("taken")
+
+    def rename(source: str | Path, target: str | Path, **folders: int) -> None:
+        real(source, target, **folders)
+        if (
+            Path(source).name.startswith(layout.OPEN) and not taken.exists()
+        ):  # between the rename and what makes it last
+            recorder.run.rename(taken)
+
+    monkeypatch.setattr(sealed.os, "rename", rename)
+    _open(recorder)
+    _tell(recorder, 3)
+    recorder.ended("s1", "closed")
+    recorder.stop()
+    (episode,) = Recording(taken)
+    assert [tick.seq for tick in episode.ticks] == [1, 2, 3]
+    assert (recorder.counts.written, recorder.counts.lost) == (3, 0)
