@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ pytest.importorskip("gymnasium_robotics")
 from omni_loop.env import EVALUATION_SEED, Env
 from omni_loop.errors import ConfigError, MissingExtra, UnknownName, Unsupported
 from omni_loop.testing.env_contract import Act, EnvContract
-from omni_loop_envs.fetch import view
+from omni_loop_envs import headless
 from omni_loop_envs.fetch.demos import FETCH_DEMOS, KINDS, FetchDemos, make_episode
 from omni_loop_envs.fetch.env import ENVIRONMENT, GOAL, OBJECT, FetchPickPlace
 from omni_loop_envs.fetch.expert import FetchExpert
@@ -19,7 +18,7 @@ from omni_loop_envs.fetch.expert import FetchExpert
 
 def can_draw() -> bool:
     try:
-        view.open_gl(8).free()
+        headless.open_gl(8, 8).free()
     except MissingExtra:
         return False
     return True
@@ -89,7 +88,7 @@ class TestFetchWithImages(EnvContract):
 
 
 def test_state_alone_loads_no_opengl(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view, "open_gl", lambda size: pytest.fail("opened OpenGL for nothing"))
+    monkeypatch.setattr(headless, "open_gl", lambda *size: pytest.fail("opened OpenGL for nothing"))
     env = FetchPickPlace()
     env.reset(3_000_000, keys=("state",))
     env.step(np.zeros(4, np.float32), keys=("state", "environment_state"))
@@ -97,7 +96,7 @@ def test_state_alone_loads_no_opengl(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_machine_without_opengl_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view, "find_library", lambda name: None)
+    monkeypatch.setattr(headless, "find_library", lambda name: None)
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     env = FetchPickPlace()
     env.reset(3_000_000, keys=("state",))
@@ -105,14 +104,6 @@ def test_a_machine_without_opengl_is_told_what_to_install(monkeypatch: pytest.Mo
         env.observe(("image",))
     env.step(np.zeros(4, np.float32), keys=("state",))  # the episode goes on
     env.close()
-
-
-def test_the_backend_is_the_one_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view, "find_library", lambda name: f"lib{name}.so")
-    monkeypatch.setitem(os.environ, "MUJOCO_GL", "egl")
-    assert view.backend() == "egl"
-    monkeypatch.delenv("MUJOCO_GL")
-    assert view.backend() == "osmesa"
 
 
 SMALL = FetchDemos("small", {"train": ({"expert": 1, "perturbed": 2}, 700_000), "test": ({"expert": 1}, 950_000)})

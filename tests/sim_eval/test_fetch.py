@@ -14,7 +14,7 @@ pytest.importorskip("gymnasium_robotics")
 
 from omni_loop.errors import MissingExtra
 from omni_loop.types import ActionChunk, Array, ArraySpec, Op, SessionSpec, TickResult
-from omni_loop_envs.fetch import view
+from omni_loop_envs import headless
 from omni_loop_envs.fetch.env import FetchPickPlace
 from omni_loop_envs.fetch.expert import FetchExpert
 from omni_loop_sim_eval import media, report, summary
@@ -68,7 +68,7 @@ def test_the_suite_runs_and_the_report_comes_out(run: Run, tmp_path: Path) -> No
     numbers = summary.summarise(run)
     numbers["predictions"] = {"n": 0, "psnr_by_horizon": []}
     try:
-        view.backend()
+        headless.backend()
     except MissingExtra:
         pytest.skip("neither OSMesa nor EGL on this machine")
     seen = media.collect(run, tmp_path / "videos")
@@ -81,7 +81,7 @@ def test_the_suite_runs_and_the_report_comes_out(run: Run, tmp_path: Path) -> No
 def test_without_opengl_the_numbers_stand_and_the_page_says_why_there_are_no_videos(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(view, "find_library", lambda name: None)
+    monkeypatch.setattr(headless, "find_library", lambda name: None)
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     numbers = summary.summarise(run)
     seen = media.collect(run, tmp_path / "videos")
