@@ -139,6 +139,13 @@ class BaseEnv(ABC):
     def _close(self) -> None:
         return None
 
+    def hold(self) -> NDArray[np.float32]:
+        """The action that does least in the present state, ``float32[action_dim]``: zero, or the middle of bounds that
+        leave zero out. Envs whose actions are places say where they are instead."""
+        low, high = (-np.inf if self.action.low is None else self.action.low), self.action.high
+        still = 0.0 if low <= 0 <= (np.inf if high is None else high) else (low + (high or 0.0)) / 2
+        return np.full(self.action.shape, still, np.float32)
+
     def reset(self, seed: int, keys: Collection[str] | None = None) -> dict[str, Array]:
         self._require("reset", "fresh", "running", "done")
         wanted = self._check_keys(keys)

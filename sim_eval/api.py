@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from omni_loop.env import Env
 from omni_loop.types import Array, SessionSpec, TickResult
 
 
@@ -51,3 +52,17 @@ class LoopClient(Protocol):
 
 
 Connect = Callable[[], LoopClient]  # every worker has a connection of its own
+
+
+@runtime_checkable
+class ActsInEnv(Protocol):
+    """A client that acts on an env itself, not on what it is sent: :mod:`.bounds`."""
+
+    def attach(self, env: Env) -> None:
+        """Act in ``env`` from now on; before ``open``."""
+
+
+def attach(client: LoopClient, env: Env) -> None:
+    """Hand ``env`` to a client that acts in it; one of a server has no use for it."""
+    if isinstance(client, ActsInEnv):
+        client.attach(env)

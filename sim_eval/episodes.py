@@ -19,7 +19,7 @@ from omni_loop.env import Env
 from omni_loop.errors import ConfigError, OmniLoopError, Reason, StageFailed, nearest
 from omni_loop.types import ActionChunk, Array, TickResult
 
-from .api import LoopClient, LoopSession
+from .api import LoopClient, LoopSession, attach
 from .suite import EvalSuite
 
 log = logging.getLogger(__name__)
@@ -109,6 +109,7 @@ def run_episode(client: LoopClient, env: Env, suite: EvalSuite, episode: int) ->
     outcome = Outcome.ERROR
     session: LoopSession | None = None
     try:
+        attach(client, env)
         session = client.open(suite.pipeline, prompt=suite.prompt, seed=seed, keys=suite.keys, options=suite.options)
         success = _drive(session, env, suite, episode, trace, began + suite.time_limit_s)
         outcome = Outcome.SUCCESS if success else Outcome.FAILURE

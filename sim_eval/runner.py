@@ -15,7 +15,7 @@ from omni_loop.env import Env
 from omni_loop.errors import OmniLoopError
 from omni_loop.types import SessionSpec
 
-from .api import Connect, LoopClient
+from .api import Connect, LoopClient, attach
 from .episodes import EpisodeResult, Outcome, run_episode
 from .suite import EvalSuite, check_match
 
@@ -50,6 +50,7 @@ def preflight(suite: EvalSuite, connect: Connect) -> tuple[SessionSpec, str | No
     env = suite.make_env()
     client = connect()
     try:
+        attach(client, env)
         session = client.open(
             suite.pipeline, prompt=suite.prompt, seed=suite.first_seed, keys=suite.keys, options=suite.options
         )

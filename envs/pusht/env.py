@@ -42,6 +42,9 @@ class PushT(BaseEnv):
         """``float32[5]``: what the expert acts on."""
         return self._sim.state
 
+    def hold(self) -> NDArray[np.float32]:
+        return self._agent[1].copy()
+
     def _reset(self, seed: int) -> None:
         state = self._sim.reset(seed)
         self._sim.env._last_action = None  # gym-pusht would go on drawing the last episode's action
