@@ -62,6 +62,7 @@ class Reason(StrEnum):
     FENCED = "fenced"  # a newer stream has attached
     SUPERSEDED = "superseded"
     QUOTA = "quota"  # of one principal
+    ENV_FAILED = "env_failed"
 
 
 class OmniLoopError(Exception):
@@ -188,6 +189,13 @@ class ServerUnavailable(OmniLoopError):
     code, reason, retryable = Code.UNAVAILABLE, Reason.RUNNER_GONE, True
 
 
+class EnvFailed(OmniLoopError):
+    """A simulator crashed, hung, raised or answered nonsense. Its env is of no more use: close it, and begin the episode
+    anew in a fresh one."""
+
+    code, reason, retryable = Code.UNAVAILABLE, Reason.ENV_FAILED, True
+
+
 SHOWN = 64  # characters of somebody else's name that a text repeats or a look-up compares
 
 
@@ -217,7 +225,7 @@ _BY_REASON: dict[Reason, type[OmniLoopError]] = {
     for kind in (
         *(TensorError, ConfigError, UnknownName, UnknownSession, Unsupported, MissingExtra, CheckpointError),
         *(StateError, Exhausted, DeadlineExceeded, StageFailed, PayloadError, ServerUnavailable, InvalidInput),
-        SnapshotError,
+        *(SnapshotError, EnvFailed),
     )
 }
 _BY_REASON[Reason.PAYLOAD_CORRUPT] = PayloadError
