@@ -15,7 +15,7 @@ from omni_loop.client import Tls
 from omni_loop.config import shipped
 
 from . import media as media_
-from . import report, summary
+from . import report, rows, summary
 from .api import Connect
 from .console import progress, table
 from .imagined import imagine
@@ -85,7 +85,7 @@ def eval_command(
         )
     other = None if against is None else (against.name, summary.read(against))
     if other is not None:  # that they can be paired is a matter of seeds alone
-        paired(dict.fromkeys(range(chosen.first_seed, chosen.first_seed + chosen.episodes), False), other[1])
+        paired(summary.expected(chosen), other[1])
     _check(chosen, out)
     if address and (checkpoint or record):
         raise typer.BadParameter("--checkpoint and --record are of a server that is started, not of --address")
@@ -213,7 +213,7 @@ def _finish(
     seen: media_.Media,
     out: Path,
     console: Console,
-    other: tuple[str, dict[int, bool]] | None,
+    other: tuple[str, dict[rows.Key, bool]] | None,
     usual: int | None = None,
 ) -> None:
     """Table, JSON and page; the exit code tells whether episodes broke. ``other``: the run to pair with. ``usual``: of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal, get_args
@@ -77,7 +77,8 @@ def mcnemar(only_a: int, only_b: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """Two runs over the same seeds: pairs in which both, only one or neither succeeded."""
+    """Two runs over the same episodes: pairs in which both, only one or neither succeeded. ``p``: exact McNemar, over
+    several tasks too: where neither policy is better, each pair that differs is a fair coin, whatever the task."""
 
     both: int
     only_a: int
@@ -90,8 +91,9 @@ class Paired:
         return self.both + self.only_a + self.only_b + self.neither
 
 
-def paired(a: Mapping[int, bool], b: Mapping[int, bool]) -> Paired:
-    """Compare outcomes by seed; seeds only one run has are left out. No common seed is an error."""
+def paired[K: Hashable](a: Mapping[K, bool], b: Mapping[K, bool]) -> Paired:
+    """Compare successes by key: a seed, or a task and a seed. Keys only one run has are left out; none in common is an
+    error."""
     common = a.keys() & b.keys()
     if not common:
         raise InvalidInput("the two runs have no seed in common; pairing needs the same episodes")

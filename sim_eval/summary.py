@@ -1,27 +1,31 @@
-"""The machine-readable half of a report: ``summary.json`` and ``episodes.json``."""
+"""The machine-readable half of a report: ``summary.json`` and the rows of :mod:`rows`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from omni_loop.errors import ConfigError
-
+from . import rows
 from .episodes import EpisodeResult, Outcome, Tick
+from .pooled import pooled
+from .rows import Key, Row, by_task
 from .runner import Run
 from .stats import Paired, interval, paired, spread
+from .suite import EvalSuite
 
 
 def summarise(run: Run) -> dict[str, Any]:
     """Numbers of the run; times in ms. Ticks that carried predicted frames are kept apart: they did more."""
     suite, results = run.suite, run.results
     n, k = len(results), run.successes
+    every = [rows.row_of(r) for r in results]
+    by_name = tasks(every, suite.interval)
+    _, bounds = pooled({name: (t["successes"], t["episodes"]) for name, t in by_name.items()}, suite.interval)
     ticks = [t for r in results for t in r.ticks if not t.frames]
     framed = [t for r in results for t in r.ticks if t.frames]
-    bounds = interval(k, n, suite.interval)
     stages = sorted({name for t in ticks for name in t.stages_ms}, key=lambda s: _first(ticks, s))
     finished = [r for r in results if r.outcome in (Outcome.SUCCESS, Outcome.FAILURE)]
     return {
@@ -37,6 +41,8 @@ def summarise(run: Run) -> dict[str, Any]:
         "success_rate": k / n if n else 0.0,
         "ci95": [bounds.low, bounds.high],
         "interval": bounds.method,
+        "tasks": by_name,
+        "deadline_misses": sum(row.deadline_misses for row in every),
         "errors": sum(r.outcome == Outcome.ERROR for r in results),
         "timeouts": sum(r.outcome == Outcome.TIMEOUT for r in results),
         "steps": spread(r.steps for r in finished),
@@ -59,49 +65,40 @@ def _first(ticks: Sequence[Tick], stage: str) -> int:
     return next(list(t.stages_ms).index(stage) for t in ticks if stage in t.stages_ms)
 
 
-def episode_rows(results: Sequence[EpisodeResult]) -> list[dict[str, Any]]:
-    """One JSON row per episode."""
-    return [
-        {
-            "episode": r.episode,
-            "seed": r.seed,
-            "outcome": str(r.outcome),
-            "success": r.success,
-            "steps": r.steps,
-            "score": r.score,
-            "ticks": len(r.ticks),
-            "tick_ms": spread(t.round_trip_ms for t in r.ticks if not t.frames),
-            "wall_s": r.wall_s,
-            "reason": r.reason,
+def tasks(every: Iterable[Row], method: str) -> dict[str, dict[str, Any]]:
+    """Success of every task, with an interval."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, own in by_task(every).items():
+        n, k = len(own), sum(row.success for row in own)
+        bounds = interval(k, n, method)
+        found[name] = {
+            "episodes": n,
+            "successes": k,
+            "success_rate": k / n,
+            "ci95": [bounds.low, bounds.high],
+            "steps": spread(row.steps for row in own),
+            "tick_p50_ms": spread(row.tick_p50_ms for row in own if row.ticks)["p50"],
+            "deadline_misses": sum(row.deadline_misses for row in own),
         }
-        for r in results
-    ]
+    return found
 
 
 def write(folder: Path, summary: dict[str, Any], results: Sequence[EpisodeResult]) -> None:
-    """Write ``summary.json`` and ``episodes.json``."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write ``summary.json``, ``episodes.json`` and ``episodes.parquet``."""
+    rows.write(folder, [rows.row_of(r) for r in results])
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
-    (folder / "episodes.json").write_text(json.dumps(episode_rows(results), indent=1) + "\n")
 
 
-def read(folder: Path) -> dict[int, bool]:
-    """Success by seed of the run written to ``folder``.
-
-    Raises:
-        ConfigError: there is none, or it cannot be read.
-    """
-    try:
-        rows = json.loads((folder / "episodes.json").read_text(encoding="utf-8"))
-        return {int(row["seed"]): bool(row["success"]) for row in rows}
-    except (FileNotFoundError, NotADirectoryError):
-        raise ConfigError(f"--against: {folder} holds no episodes.json: name a folder written by --out") from None
-    except OSError as e:
-        raise ConfigError(f"--against: cannot read {folder}/episodes.json: {e.strerror}") from None
-    except (ValueError, KeyError, TypeError, RecursionError) as e:
-        raise ConfigError(f"--against: {folder}/episodes.json is no table of episodes: {e}") from None
+def read(folder: Path) -> dict[Key, bool]:
+    """Success by task and seed of the run in ``folder``, which ``--against`` named; raises as :func:`rows.read`."""
+    return rows.successes(rows.read(folder, "--against"))
 
 
-def against(results: Sequence[EpisodeResult], other: Mapping[int, bool]) -> Paired:
-    """Compare this run (a) with another's success by seed (b)."""
-    return paired({r.seed: r.success for r in results}, dict(other))
+def expected(suite: EvalSuite) -> dict[Key, bool]:
+    """The keys that a run of ``suite`` will have, to see before it runs whether it can be paired."""
+    return {(name, suite.first_seed + i): False for name in suite.task_names for i in range(suite.episodes)}
+
+
+def against(results: Sequence[EpisodeResult], other: Mapping[Key, bool]) -> Paired:
+    """Compare this run (a) with another's success by task and seed (b)."""
+    return paired(rows.successes(rows.row_of(r) for r in results), other)
