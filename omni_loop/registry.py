@@ -17,6 +17,7 @@ TEMPLATES = "omni_loop.templates"  # -> callable(name, **options) -> loop.pipeli
 STAGES = "omni_loop.stages"  # -> callable(**options) -> stage.Stage
 ENVS = "omni_loop.envs"  # -> callable(**options) -> env.Env
 EXPERTS = "omni_loop.experts"  # by the name of an env -> callable(env) -> env.Expert
+SCENE_SCORES = "omni_loop.scene_scores"  # by the name of an env -> callable(points float32[p, 2]) -> float, its score
 DEMOS = "omni_loop.demos"  # -> training.demos.DemoSet
 TRAINERS = "omni_loop.trainers"  # -> training.recipe.Trainer
 ROLLOUT_TRAINERS = "omni_loop.rollout_trainers"  # -> callable as training.rollouts.RolloutTrainer

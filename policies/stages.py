@@ -50,6 +50,7 @@ class ActStage:
     (``actions float32[samples, horizon, 2]``) besides, of which ``chunk`` is the first; somebody else chooses among
     them, so that none is kept.
 
+    ``checkpoint`` is the head's folder in ``checkpoints`` (none: the shipped ones, ``act`` and ``act-small``).
     ``use_context`` and ``use_history`` switch parts off for ablations; ``temperature`` (0: the model's own) scales
     the noise a chunk starts from.
     """
@@ -63,8 +64,9 @@ class ActStage:
         use_context: bool = True,
         use_history: bool = True,
         temperature: float = 0.0,
+        checkpoint: str = "act",
     ) -> None:
-        folder = (Path(checkpoints) if checkpoints else SHIPPED) / "act"
+        folder = (Path(checkpoints) if checkpoints else SHIPPED) / checkpoint
         config = load_config(folder, ActConfig)
         self.model = ActHead(config.model_copy(update={"temperature": temperature}) if temperature else config)
         load_weights(folder, self.model)

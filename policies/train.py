@@ -26,8 +26,9 @@ class ContextReader(Protocol):
 
 class PolicyRecipe(Recipe):
     """``context_drop`` and ``history_drop`` are parts of the samples that go without, so that the head
-    also works (and can be ablated) without them. Noise is in table pixels."""
+    also works (and can be ablated) without them. Noise is in table pixels. ``name``: folder of the checkpoint."""
 
+    name: str = "act"
     model: ActConfig = ActConfig()
     context: str = "context"
     framed_share: float = 0.5  # samples from framed episodes, which have a context
@@ -112,7 +113,7 @@ def train(recipe: PolicyRecipe, context: TrainContext) -> Trained:
             context.log(f"step {step + 1}/{recipe.steps} loss {total / 250:.4f} {context.spent()['wall_minutes']} min")
             total = 0.0
     return Trained(
-        "act",
+        recipe.name,
         config.model_dump(mode="json"),
         average.module.state_dict(),
         {"final_loss": round(loss.item(), 4)},

@@ -336,3 +336,13 @@ PUSHT_DEMOS = PushTDemos(
         ),
     },
 )
+
+#: The first of the expert's episodes of :data:`PUSHT_DEMOS`: what a policy is worth that has seen little.
+PUSHT_SMALL_DEMOS = PushTDemos(
+    "pusht-small",
+    KINDS,
+    {
+        "train": Split({"expert": 100}, {"expert": 60}, first_seed=10_000),
+        "test": Split({"expert": 4}, {"expert": 4}, first_seed=900_000),
+    },
+)

@@ -7,7 +7,16 @@ import pytest
 
 from omni_loop.env import EVALUATION_SEED
 from omni_loop.errors import ConfigError, UnknownName
-from omni_loop_envs.pusht.demos import KINDS, PUSHT_DEMOS, Job, PushTDemos, Split, make_episode, scene_points
+from omni_loop_envs.pusht.demos import (
+    KINDS,
+    PUSHT_DEMOS,
+    PUSHT_SMALL_DEMOS,
+    Job,
+    PushTDemos,
+    Split,
+    make_episode,
+    scene_points,
+)
 from omni_loop_envs.pusht.simulator import PushTSimulator
 
 SMALL = PushTDemos(
@@ -80,3 +89,10 @@ def test_scaled_keeps_every_kind() -> None:
     assert sum(small.split("test").counts.values()) == 4
     with pytest.raises(UnknownName, match=r"'tst'. Did you mean 'test'"):
         PUSHT_DEMOS.split("tst")
+
+
+def test_the_small_set_is_the_beginning_of_the_whole_one() -> None:
+    small, whole = (demos.split("train").seeds() for demos in (PUSHT_SMALL_DEMOS, PUSHT_DEMOS))
+    assert len(small) == 100
+    assert small < whole
+    assert small == set(sorted(whole)[:100])

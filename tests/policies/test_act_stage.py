@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from omni_loop import registry
 from omni_loop.connect.base import as_numpy
-from omni_loop.errors import ConfigError, InvalidInput, Reason, StageFailed
+from omni_loop.errors import CheckpointError, ConfigError, InvalidInput, Reason, StageFailed
 from omni_loop.messages import PayloadKind
 from omni_loop.stage import Outputs, Payload
 from omni_loop.testing.policy_contract import PolicyContract
@@ -163,6 +163,13 @@ def test_what_is_not_finite_stays_in_its_own_chunk(sixteen: Driver) -> None:
 def test_an_unknown_option_is_named() -> None:
     with pytest.raises(ConfigError, match="use_context"):
         registry.build(registry.STAGES, "act", {"use_contxt": True})
+
+
+def test_another_checkpoint_of_the_folder_is_served(small_checkpoints: Path, tmp_path: Path) -> None:
+    (tmp_path / "act-small").symlink_to(small_checkpoints / "act")
+    assert act(checkpoints=str(tmp_path), checkpoint="act-small").revision == act(str(small_checkpoints)).revision
+    with pytest.raises(CheckpointError, match="act-smal"):
+        act(checkpoints=str(tmp_path), checkpoint="act-smal")
 
 
 class TestSamples:

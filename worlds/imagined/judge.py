@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -81,16 +82,30 @@ class Coverage:
 
     def __call__(self, seen: Seen) -> Verdict:
         """Raises Unsupported when the pipeline reads no scene."""
-        if seen.scene is None or len(seen.scene) != 1 + len(KEYPOINTS):
-            raise Unsupported("this pipeline reads no T from its frames, so that its coverage cannot be judged")
-        points = fitted(seen.scene[1:])
-        coverage = float(self._goal.intersection(self._shape(points)).area / self._goal.area)
-        misfit = float(np.sqrt(np.square(seen.scene[1:] - points).sum(1).mean()))
+        coverage, misfit = self.read(seen.scene)
         info = {"coverage": coverage, "misfit": misfit}
         return Verdict(min(coverage / SUCCESS, 1.0), coverage > SUCCESS, info)
 
+    def read(self, scene: NDArray[np.floating] | None) -> tuple[float, float]:
+        """Coverage and misfit of ``scene [9, 2]``, px. Raises Unsupported when it is not one."""
+        if scene is None or len(scene) != 1 + len(KEYPOINTS):
+            raise Unsupported("this pipeline reads no T from its frames, so that its coverage cannot be judged")
+        points = fitted(scene[1:])
+        coverage = float(self._goal.intersection(self._shape(points)).area / self._goal.area)
+        return coverage, float(np.sqrt(np.square(scene[1:] - points).sum(1).mean()))
+
     def _shape(self, points: NDArray[np.floating]) -> Any:
         return self._polygon(points[list(_BAR)]).union(self._polygon(points[list(_STEM)]))
+
+
+@cache
+def _coverage() -> Coverage:
+    return Coverage()
+
+
+def scene_coverage(scene: NDArray[np.floating]) -> float:
+    """PushT's score as the readout sees it: coverage by the T that fits ``scene float32[9, 2]`` best, 0..1."""
+    return _coverage().read(scene)[0]
 
 
 def fitted(points: NDArray[np.floating]) -> NDArray[np.float64]:
