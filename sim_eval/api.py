@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from omni_loop.client import Tls
+from omni_loop.client import connect as connect_to
 from omni_loop.env import Env
 from omni_loop.types import Array, SessionSpec, TickResult
 
@@ -28,7 +31,7 @@ class LoopSession(Protocol):
         step: int,
         executed: NDArray[np.float32] | None = None,
         frames: int = 0,
-    ) -> TickResult: ...
+    ) -> TickResult: ...  # and ``executed_through: int | None``, which is given in live mode alone
 
     def predict(self, actions: NDArray[np.float32] | None = None, *, steps: int = 0) -> TickResult: ...
 
@@ -52,6 +55,20 @@ class LoopClient(Protocol):
 
 
 Connect = Callable[[], LoopClient]  # every worker has a connection of its own
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server by its address: a :data:`Connect` that another process can be told of, so that episodes are sharded over
+    processes. ``timeout_s`` bounds every call."""
+
+    address: str
+    timeout_s: float = 120.0
+    token: str | None = field(default=None, repr=False)
+    tls: Tls | None = None
+
+    def __call__(self) -> LoopClient:
+        return connect_to(self.address, timeout_s=self.timeout_s, token=self.token, tls=self.tls)
 
 
 @runtime_checkable

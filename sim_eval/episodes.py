@@ -85,6 +85,8 @@ class EpisodeResult:
     wall_s: float = 0.0
     policy_revision: str = ""
     session: str = ""  # the server's name for it
+    task: str = ""  # of the suite; "" where it has none
+    deadline_misses: int = 0  # control periods in which no action was there (mode live)
 
     @property
     def success(self) -> bool:

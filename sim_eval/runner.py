@@ -17,7 +17,9 @@ from omni_loop.types import SessionSpec
 
 from .api import Connect, LoopClient, attach
 from .episodes import EpisodeResult, Outcome, run_episode
-from .suite import EvalSuite, check_match
+from .match import check_match
+from .store import Store
+from .suite import EvalSuite
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +71,8 @@ def run_suite(
     connect: Connect,
     on_result: Callable[[EpisodeResult], None] | None = None,
     grace_s: float = GRACE_S,
+    *,
+    store: Store | None = None,
 ) -> Run:
     """Run every episode. Episodes that fail are results; what stops the run is only a failed preflight."""
     (spec, score), began = preflight(suite, connect), time.monotonic()

@@ -6,16 +6,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from omni_loop import registry
 from omni_loop.config import Count, Seconds, Section, load, validate
 from omni_loop.env import EVALUATION_SEED, Env
 from omni_loop.errors import ConfigError, UnknownName, nearest
 from omni_loop.messages import Scalar
-from omni_loop.types import SessionSpec
 
 from .stats import Method
+
+Millis = Annotated[float, Field(ge=0, le=60_000, allow_inf_nan=False)]
+Chunks = Literal["joined", "aligned", "naive", "waiting"]
+CHUNKS: tuple[Chunks, ...] = ("joined", "aligned", "naive", "waiting")
 
 
 class Predictions(Section):
@@ -31,13 +34,53 @@ class Predictions(Section):
     keep: Count = 4
 
 
+class SuiteTask(Section):
+    """One of several tasks of a suite. ``env_options`` are merged over the suite's; an empty ``prompt`` and no
+    ``max_steps`` are the suite's."""
+
+    name: str = Field(min_length=1)
+    env_options: Mapping[str, JsonValue] = Field(default_factory=dict)
+    prompt: str = ""
+    max_steps: Count | None = None
+
+
+class Live(Section):
+    """A simulated clock that goes on while the policy thinks (``mode: live``).
+
+    An answer is there ``latency_ms`` after its observation, rounded up to control periods, and drawn from a normal
+    distribution of deviation ``jitter_ms`` where that is given, by (task, seed, tick). ``measured`` adds the time that
+    the answer really took: then a result is no function of its seed any more.
+
+    ``chunks``, how the chunk that arrives takes over from the one being played:
+
+    * ``joined``: real-time chunking; the server repeats the rows executed meanwhile and lets the others join them.
+    * ``aligned``: with its row for the present step. Rows of steps that are over are dropped.
+    * ``naive``: with its row 0, however old its observation is by then.
+    * ``waiting``: the robot holds still until the answer is there, and asks when it has played the chunk.
+    """
+
+    latency_ms: Millis = 0.0
+    jitter_ms: Millis = 0.0
+    measured: bool = False
+    chunks: Chunks = "joined"
+
+    @property
+    def join(self) -> bool:
+        return self.chunks == "joined"
+
+
 class EvalSuite(Section):
-    """One evaluation. Episode i has seed ``first_seed + i``; its result is a pure function of suite and seed."""
+    """One evaluation. Episode i of every task has seed ``first_seed + i``; its result is a pure function of suite, task
+    and seed, the same on any number of ``workers`` and in any order.
+
+    Without ``tasks`` there is one, of the suite itself, called "". ``episodes`` are those of each task.
+    """
 
     name: str
     description: str = ""
     env: str
-    env_options: Mapping[str, Scalar] = Field(default_factory=dict)
+    env_options: Mapping[str, JsonValue] = Field(default_factory=dict)
+    tasks: tuple[SuiteTask, ...] = ()
     pipeline: str
     deployment: str  # what is served when no running server is named
     keys: tuple[str, ...] = Field(min_length=1)  # observation keys that are sent
@@ -48,20 +91,58 @@ class EvalSuite(Section):
     max_steps: Count
     options: Mapping[str, Scalar] = Field(default_factory=dict)  # of the pipeline, chosen when a session is opened
     execution_horizon: Count | None = None  # None: the pipeline's own
+    mode: Literal["sync", "live"] = "sync"  # sync: the simulator stands still while the policy thinks
+    live: Live = Live()
+    hold: tuple[float, ...] | None = None  # live: the action when none is there; None: the last one again
+    action_repeat: Count = 1  # control steps that each action of a chunk is executed for
+    delay_steps: Annotated[int, Field(ge=0)] = 0  # sync: the policy sees what was so many control steps ago
     frame_key: str | None = None  # observation that predicted frames show
     predictions: Predictions = Predictions()
     videos: Literal["none", "outcome", "all"] = "outcome"
     time_limit_s: Seconds = 120.0  # of one episode
-    workers: Count = 1
+    workers: Count = 1  # processes, each with an env and a connection of its own
+    retries: Annotated[int, Field(ge=0, le=10)] = 2  # of an episode whose process or env died
     interval: Method = "wilson"
 
     @model_validator(mode="after")
     def _consistent(self) -> EvalSuite:
         if len(set(self.keys)) != len(self.keys):
             raise ValueError(f"keys: one stands twice in {list(self.keys)}")
-        if "max_steps" in self.env_options:
-            raise ValueError("env_options: max_steps has a key of its own in the suite")
+        for given in (self.env_options, *(task.env_options for task in self.tasks)):
+            if "max_steps" in given:
+                raise ValueError("env_options: max_steps has a key of its own in the suite")
+        names = [task.name for task in self.tasks]
+        if len(set(names)) != len(names):
+            raise ValueError(f"tasks: a name stands twice in {names}")
+        if self.mode == "live" and (self.action_repeat > 1 or self.delay_steps):
+            raise ValueError("action_repeat and delay_steps are of mode sync; in mode live the latency delays")
         return self
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """In the suite's order; ``("",)`` without tasks."""
+        return tuple(task.name for task in self.tasks) or ("",)
+
+    def task(self, name: str = "") -> SuiteTask:
+        """The task of that name with everything filled in that it takes from the suite; "" is the first.
+
+        Raises:
+            UnknownName: the suite has no such task.
+        """
+        own = self.tasks[0] if self.tasks and not name else next((t for t in self.tasks if t.name == name), None)
+        if own is None and name:
+            raise UnknownName(f"suite {self.name!r} has no task {name!r}.{nearest(name, self.task_names)}")
+        return SuiteTask.model_construct(
+            name=own.name if own else "",
+            env_options={**self.env_options, **(own.env_options if own else {})},
+            prompt=(own.prompt if own else "") or self.prompt,
+            max_steps=(own.max_steps if own else None) or self.max_steps,
+        )
+
+    def only(self, *names: str) -> EvalSuite:
+        """The same suite with these tasks alone, in its own order."""
+        chosen = {self.task(name).name for name in names}
+        return self.model_copy(update={"tasks": tuple(t for t in self.tasks if t.name in chosen)}) if names else self
 
     @property
     def unseen(self) -> bool:
@@ -84,9 +165,11 @@ class EvalSuite(Section):
         data = self.model_dump(mode="json") | {name: value for name, value in fields.items() if value is not None}
         return validate(EvalSuite, data, self.name)
 
-    def make_env(self) -> Env:
-        """A fresh env, after checking that it has the suite's keys."""
-        env: Env = registry.load(registry.ENVS, self.env)(max_steps=self.max_steps, **self.env_options)
+    def make_env(self, task: str = "") -> Env:
+        """A fresh env of ``task`` ("": the first), after checking that it has the suite's keys."""
+        chosen = self.task(task)
+        options = {**chosen.env_options, "max_steps": chosen.max_steps}
+        env: Env = registry.build(registry.ENVS, self.env, options)
         known = [spec.name for spec in env.observations]
         for key in (*self.keys, *([self.frame_key] if self.frame_key else [])):
             if key not in known:
@@ -105,27 +188,3 @@ def load_suite(path_or_name: str | Path) -> EvalSuite:
             f"{suite.name}: first_seed {suite.first_seed} may be a demonstration's; begin at {EVALUATION_SEED}"
         )
     return suite
-
-
-def check_match(suite: EvalSuite, env: Env, spec: SessionSpec) -> None:
-    """Refuse a pipeline that cannot act in this env, before the first step."""
-    if spec.action.shape != env.action.shape:
-        raise ConfigError(
-            f"pipeline {spec.pipeline!r} gives actions {list(spec.action.shape)}, "
-            f"env {env.name!r} takes {list(env.action.shape)}"
-        )
-    if spec.control_hz != env.control_hz:
-        raise ConfigError(
-            f"pipeline {spec.pipeline!r} acts at {spec.control_hz:g} Hz, env {env.name!r} runs at {env.control_hz:g} Hz"
-        )
-    horizon = suite.execution_horizon or spec.execution_horizon
-    if not 1 <= horizon <= spec.horizon:
-        raise ConfigError(f"execution_horizon {horizon} is not within the chunk of {spec.horizon} steps")
-    given = {s.name: s for s in env.observations}
-    for wanted in spec.observations:
-        have = given[wanted.name] if wanted.name in suite.keys else None
-        if have and (have.dtype != wanted.dtype or have.shape != wanted.shape):
-            raise ConfigError(
-                f"env {env.name!r} gives {wanted.name} as {have.dtype}{list(have.shape)}, "
-                f"pipeline {spec.pipeline!r} takes {wanted.dtype}{list(wanted.shape)}"
-            )

@@ -9,7 +9,8 @@ from omni_loop import config, registry
 from omni_loop.env import EVALUATION_SEED
 from omni_loop.errors import ConfigError, UnknownName
 from omni_loop.types import ArraySpec
-from omni_loop_sim_eval.suite import check_match, load_suite
+from omni_loop_sim_eval.match import check_match
+from omni_loop_sim_eval.suite import load_suite
 
 from .toy import SPEC, ToyEnv, toy_suite
 

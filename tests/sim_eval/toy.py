@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,7 +75,7 @@ def draw(position: NDArray[np.floating], size: int = 32) -> NDArray[np.uint8]:
 
 SPEC = SessionSpec(
     pipeline="toy",
-    observations=ToyEnv.observations,
+    observations=tuple(replace(o, optional=o.name == "goal") for o in ToyEnv.observations),
     action=ToyEnv.action,
     horizon=8,
     execution_horizon=4,

@@ -1,0 +1,190 @@
+"""A run's folder: what it is of (``run.json``) and every finished episode (``episodes.jsonl``, the journal).
+
+An episode is appended as one line and synced to the disk before anybody hears of it, so that a run that is killed
+loses no more than the episodes under way. The same command again goes on: what the journal holds is not run again. A
+line that was torn by the kill is dropped. What else lies in the folder is made of these two files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from omni_loop.errors import ConfigError, InvalidInput, OmniLoopError, Reason
+from omni_loop.types import ArraySpec, Op, SessionSpec
+
+from . import journal_line
+from .episodes import EpisodeResult
+from .suite import EvalSuite
+
+RUN, JOURNAL = "run.json", "episodes.jsonl"
+_FORMAT = 1
+# Of a suite, what no result depends on: it may differ between the parts of one run.
+FREE = frozenset({"description", "workers", "retries", "videos", "interval", "time_limit_s", "episodes"})
+
+
+class OtherRun(OmniLoopError):
+    """The folder holds episodes of another run: of another suite, policy or env."""
+
+    reason = Reason.BAD_CONFIG
+
+
+def fingerprint(suite: EvalSuite, **more: Any) -> dict[str, Any]:
+    """What a result is a function of besides task and seed, by dotted name. ``more``: what the suite does not say, such
+    as the versions of env and policy; None is left out. Tasks have an entry each, so that one may be added later."""
+    fields = suite.model_dump(mode="json", exclude={*FREE, "tasks"})
+    said = {f"suite.{name}": value for name, value in fields.items()}
+    said |= {f"suite.tasks.{name}": suite.task(name).model_dump(mode="json") for name in suite.task_names}
+    return said | {name: value for name, value in more.items() if value is not None}
+
+
+class Store:
+    """The folder of one run. Belongs to one process at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.fingerprint: dict[str, Any] = {}
+        self.results: dict[tuple[str, int], EpisodeResult] = {}  # of the journal, by task and episode
+        self._fd = -1
+
+    def begin(self, said: Mapping[str, Any], head: Mapping[str, Any], fresh: bool = False) -> None:
+        """Open the journal for the run ``said`` to be (a :func:`fingerprint`), and read what it holds. ``head`` is kept
+        in ``run.json`` besides. ``fresh``: what is there is removed.
+
+        Raises:
+            OtherRun: the folder holds episodes of another one; the text says what differs.
+            ConfigError: it cannot be read or written.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if fresh:
+                for name in (JOURNAL, RUN):  # the journal first: without it the rest is of no run
+                    (self.folder / name).unlink(missing_ok=True)
+            results = read_journal(self.folder)
+            before = read_head(self.folder)["fingerprint"] if results else None
+            if before is not None and (differing := _differences(before, dict(said))):
+                raise OtherRun(
+                    f"{self.folder} holds {len(results)} episodes of another run; "
+                    f"what differs: {'; '.join(differing)}. Name another folder, or begin anew with --fresh"
+                )
+            self.fingerprint, self.results = {**(before or {}), **said}, {(r.task, r.episode): r for r in results}
+            _replace(self.folder / RUN, {"format": _FORMAT, "fingerprint": self.fingerprint, **head})
+            self._open()
+        except OSError as e:
+            raise ConfigError(f"cannot write the journal of {self.folder}: {e.strerror}") from None
+
+    def append(self, result: EpisodeResult) -> None:
+        """Keep ``result``: on the disk when this returns."""
+        _write_line(self._fd, journal_line.encode(result).encode() + b"\n")
+        self.results[result.task, result.episode] = result
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _open(self) -> None:
+        """For appending after the last whole line."""
+        self.close()
+        self._fd = os.open(self.folder / JOURNAL, os.O_RDWR | os.O_CREAT, 0o644)
+        whole = _whole(os.pread(self._fd, os.fstat(self._fd).st_size, 0))
+        os.ftruncate(self._fd, len(whole))
+        os.lseek(self._fd, len(whole), os.SEEK_SET)
+
+
+def _write_line(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+    os.fsync(fd)
+
+
+def _whole(data: bytes) -> bytes:
+    """``data`` without a last line that has no end."""
+    return data[: data.rfind(b"\n") + 1]
+
+
+def read_journal(folder: Path) -> list[EpisodeResult]:
+    """Every finished episode, in the order in which they ended; none without a journal. One that stands twice counts
+    once, as it was first.
+
+    Raises:
+        ConfigError: a line other than the last is none of a journal.
+    """
+    path = folder / JOURNAL
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as e:
+        raise ConfigError(f"cannot read {path}: {e.strerror}") from None
+    found: dict[tuple[str, int], EpisodeResult] = {}
+    for number, line in enumerate(_whole(data).splitlines(), 1):
+        try:
+            result = journal_line.decode(line)
+        except InvalidInput as e:
+            raise ConfigError(f"{path}, line {number}: {e.text}") from None
+        found.setdefault((result.task, result.episode), result)
+    return list(found.values())
+
+
+def read_head(folder: Path) -> dict[str, Any]:
+    """``run.json``.
+
+    Raises:
+        ConfigError: there is none, or it is of another format.
+    """
+    path = folder / RUN
+    try:
+        head = json.loads(path.read_text(encoding="utf-8"))
+        if head["format"] != _FORMAT or not isinstance(head["fingerprint"], dict):
+            raise ConfigError(f"{path} is of format {head['format']}, wanted {_FORMAT}")
+        return dict(head)
+    except FileNotFoundError:
+        raise ConfigError(f"{folder} holds no {RUN}: name a folder written by omni-loop eval") from None
+    except OSError as e:
+        raise ConfigError(f"cannot read {path}: {e.strerror}") from None
+    except (ValueError, KeyError, TypeError, RecursionError) as e:
+        raise ConfigError(f"{path} describes no run: {type(e).__name__}: {e}") from None
+
+
+def _replace(path: Path, content: Mapping[str, Any]) -> None:
+    """Write ``path`` so that it is there whole, before and after, whatever happens in between."""
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What both say, and say differently."""
+    return [
+        f"{key} was {before[key]!r:.80}, is {now[key]!r:.80}"
+        for key in sorted(before.keys() & now.keys())
+        if before[key] != now[key]
+    ]
+
+
+def spec_to_json(spec: SessionSpec) -> dict[str, Any]:
+    return asdict(spec)
+
+
+def spec_from_json(data: Mapping[str, Any]) -> SessionSpec:
+    """The spec that :func:`spec_to_json` wrote."""
+    arrays = {k: ArraySpec(**a) for k, a in data.items() if k in ("action", "frame") and a is not None}
+    observations = tuple(ArraySpec(**o) for o in data["observations"])
+    return SessionSpec(**{**data, **arrays, "observations": observations, "ops": tuple(Op(o) for o in data["ops"])})
