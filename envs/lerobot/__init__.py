@@ -1,0 +1,1 @@
+"""LeRobot's own environments (``lerobot.envs``), by their config names."""

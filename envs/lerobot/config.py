@@ -1,0 +1,119 @@
+"""From a config name and its fields to LeRobot's own environment: what ``lerobot-eval --env.type=NAME`` builds."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+
+from omni_loop.errors import ConfigError, UnknownName, Unsupported, nearest
+from omni_loop.record.quiet import quiet
+from omni_loop.registry import missing_extra
+
+from .. import headless
+
+_REAL = "gym_manipulator"  # LeRobot's name for a robot that is there
+
+
+def configure(kind: str, fields: Mapping[str, Any], max_steps: int | None = None) -> Any:
+    """LeRobot's ``EnvConfig`` called ``kind``, with ``fields`` of its own; those of installed plug-ins
+    (``lerobot_env_*``) are found as LeRobot's commands find them.
+
+    ``max_steps`` becomes its ``episode_length``, where it has one that ``fields`` does not name.
+
+    Raises:
+        MissingExtra: lerobot is not installed.
+        UnknownName: no config of this name; the text names the nearest.
+        ConfigError: a field it does not have, or a value that it does not take.
+        Unsupported: it is code from a hub, or a robot that is there.
+    """
+    try:
+        with quiet():
+            import draccus
+            from lerobot.envs.configs import EnvConfig, HubEnvConfig
+    except ModuleNotFoundError as e:
+        raise missing_extra(e, "env 'lerobot' ") from e
+    found = _choice(EnvConfig, kind)
+    if issubclass(found, HubEnvConfig):
+        raise Unsupported(f"LeRobot's env {kind!r} is code that is downloaded from a hub; it is not run here")
+    if kind == _REAL:
+        raise Unsupported(f"LeRobot's env {kind!r} is a robot, not a simulator")
+    known = [field.name for field in dataclasses.fields(found) if field.init]
+    for name in fields:
+        if name not in known:
+            raise ConfigError(f"LeRobot's env {kind!r} has no field {name!r}.{nearest(name, known)}")
+    given = dict(fields)
+    if max_steps is not None and "episode_length" in known:
+        given.setdefault("episode_length", max_steps)
+    try:
+        return draccus.decode(EnvConfig, {"type": kind, **given})
+    except Exception as e:  # of draccus' parsers, and what a config's own checks raise
+        raise ConfigError(f"LeRobot's env {kind!r}: {str(e).splitlines()[0] if str(e) else type(e).__name__}") from e
+
+
+def _choice(configs: Any, kind: str) -> Any:
+    if kind not in configs.get_known_choices():
+        from lerobot.utils.import_utils import register_third_party_plugins
+
+        register_third_party_plugins()
+    known = configs.get_known_choices()
+    if kind not in known:
+        raise UnknownName(f"LeRobot has no env {kind!r}.{nearest(kind, known)}")
+    return configs.get_choice_class(kind)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Built:
+    """``env`` is one environment as LeRobot makes it, inside ``vector``, which is kept to close it: its own
+    destructor would. ``preprocess``: what LeRobot does to this env's observations before a policy sees them; None:
+    nothing. ``postprocess``: to actions."""
+
+    env: gymnasium.Env[Any, Any]
+    vector: Any
+    preprocess: Any = None
+    postprocess: Any = None
+
+
+def build(config: Any, task_id: int | None = None) -> Built:
+    """The environment of ``config``. ``task_id`` says which, where a config makes one for each of several tasks.
+
+    Raises:
+        MissingExtra: the simulator is not installed.
+        ConfigError: there are several tasks and none, or one that is not there, was named; or LeRobot cannot make it.
+    """
+    from lerobot.envs.factory import make_env
+
+    headless.prepare()  # before a simulator imports mujoco
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said):  # it says what it makes, task by task
+            made = make_env(config, n_envs=1, use_async_envs=False)
+    except ModuleNotFoundError as e:
+        cause = e if e.name or not isinstance(e.__cause__, ModuleNotFoundError) else e.__cause__
+        raise missing_extra(cause, f"LeRobot's env {config.type!r} ") from e
+    except (ValueError, TypeError, KeyError, ImportError, gymnasium.error.Error) as e:
+        raise ConfigError(f"LeRobot's env {config.type!r}: {e}") from e
+    vectors = {task: vector for group in made.values() for task, vector in group.items()}
+    if sum(len(group) for group in made.values()) > 1 and task_id is None:
+        _close(made)
+        tasks = ", ".join(f"{suite}: {len(group)} tasks" for suite, group in made.items())
+        raise ConfigError(f"LeRobot's env {config.type!r} makes {tasks}; name one: task_id")
+    chosen = task_id if task_id is not None else next(iter(vectors))
+    if chosen not in vectors:
+        _close(made)
+        raise ConfigError(f"LeRobot's env {config.type!r} has no task_id {chosen}; it has 0 to {max(vectors)}")
+    kept = vectors[chosen]
+    _close(made, kept)
+    before, after = config.get_env_processors()
+    return Built(kept.envs[0], kept, before if before.steps else None, after if after.steps else None)
+
+
+def _close(made: Mapping[str, Mapping[int, Any]], kept: Any = None) -> None:
+    for group in made.values():
+        for vector in group.values():
+            if vector is not kept:
+                vector.close()
