@@ -6,6 +6,7 @@ call it ``is_success``, ``success`` or ``succeed``, and a reader of the wrong on
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from omni_loop.errors import ConfigError, nearest
 from omni_loop.types import Array, ArraySpec
 
 RENDER = "render()"  # source of an array that is the environment's rendered frame
+_SOURCE = re.compile(r"(?P<path>.*?)(?:\[(?P<first>\d*):(?P<last>\d*)\])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +28,11 @@ class Key:
     """One observation array: its spec, and where the environment's observation holds it.
 
     ``source`` is a path such as ``"images/top"`` into a dict observation, ``""`` for an observation that is
-    an array itself, or :data:`RENDER`. ``slice`` takes a part of a flat vector.
+    an array itself, or :data:`RENDER`. ``"state[0:3]"`` takes a part of a vector; several sources are laid end to end.
     """
 
     spec: ArraySpec
-    source: str = ""
-    slice: slice | None = None
+    source: str | tuple[str, ...] = ""
 
 
 class GymnasiumEnv(BaseEnv):
@@ -84,34 +85,55 @@ class GymnasiumEnv(BaseEnv):
 
     def _array(self, key: str) -> Array:
         entry = self._keys[key]
-        value = self._render() if entry.source == RENDER else self._at(entry)
-        array = np.asarray(value)
-        if entry.slice is not None:
-            array = array[entry.slice]
-        array = np.array(array, entry.spec.dtype, order="C")  # a copy: simulators reuse their buffers
+        value = self._render() if entry.source == RENDER else read(self.name, self._observation, entry.source)
+        array = np.array(value, entry.spec.dtype, order="C")  # a copy: simulators reuse their buffers
         if array.shape != entry.spec.shape:
             raise ConfigError(
                 f"env {self.name!r}: {key!r} has shape {list(array.shape)}, its spec says {list(entry.spec.shape)}"
             )
         return array
 
-    def _at(self, entry: Key) -> Any:
-        value = self._observation
-        for part in entry.source.split("/") if entry.source else ():
-            if not isinstance(value, Mapping) or part not in value:
-                known = value if isinstance(value, Mapping) else ()
-                raise ConfigError(f"env {self.name!r}: no {entry.source!r} in its observation.{nearest(part, known)}")
-            value = value[part]
-        return value
-
     def _render(self) -> NDArray[np.uint8]:
-        frame = self._env.render()
-        if not isinstance(frame, np.ndarray) or frame.ndim != 3:
-            raise ConfigError(f"env {self.name!r} renders no frame: make it with render_mode='rgb_array'")
-        return np.ascontiguousarray(frame, np.uint8)
+        return rendered(self.name, self._env)
 
     def _close(self) -> None:
         self._env.close()
+
+
+def rendered(name: str, env: gymnasium.Env[Any, Any]) -> NDArray[np.uint8]:
+    """What ``env`` renders: ``uint8[h, w, 3]``."""
+    frame = env.render()
+    if not isinstance(frame, np.ndarray) or frame.ndim != 3:
+        raise ConfigError(f"env {name!r} renders no frame: make it with render_mode='rgb_array'")
+    return np.ascontiguousarray(frame, np.uint8)
+
+
+def read(name: str, observation: Any, source: str | tuple[str, ...]) -> Array:
+    """The array that ``source`` names in what the environment ``name`` gave (see :class:`Key`)."""
+    if isinstance(source, str):
+        return _part(name, observation, source)
+    return np.concatenate([np.ravel(_part(name, observation, one)) for one in source])
+
+
+def _part(name: str, observation: Any, source: str) -> Array:
+    found = _SOURCE.fullmatch(source)
+    assert found is not None  # every text is a path, perhaps with a part
+    value = observation
+    for part in found["path"].split("/") if found["path"] else ():
+        if not isinstance(value, Mapping) or part not in value:
+            known = value if isinstance(value, Mapping) else ()
+            raise ConfigError(f"env {name!r}: no {source!r} in its observation.{nearest(part, known)}")
+        value = value[part]
+    if isinstance(value, Mapping):
+        inner = f"{found['path']}/{next(iter(value), '')}".removeprefix("/")
+        raise ConfigError(f"env {name!r}: its observation holds several arrays at {source!r}; say {inner!r}, say")
+    array = np.asarray(value)
+    if found["first"] is None:
+        return array
+    first, last = (int(found[end]) if found[end] else None for end in ("first", "last"))
+    if array.ndim != 1 or (last or 0) > len(array) or (first or 0) >= (len(array) if last is None else last):
+        raise ConfigError(f"env {name!r}: no part {source!r} in an array of shape {list(array.shape)}")
+    return array[first:last]
 
 
 def box_action(name: str, space: gymnasium.Space[Any]) -> ArraySpec:

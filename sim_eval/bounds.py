@@ -15,7 +15,7 @@ nothing for a client of a server.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -60,7 +60,7 @@ def connect(kind: str, suite: EvalSuite) -> Connect:
     _check(kind)
     if kind == "expert":
         registry.load(registry.EXPERTS, suite.env)
-    return _Connect(kind, suite.env)
+    return _Connect(kind, suite.env, suite.action_repeat)
 
 
 def _check(kind: str) -> None:
@@ -72,16 +72,17 @@ def _check(kind: str) -> None:
 class _Connect:
     kind: str
     env: str
+    action_repeat: int = 1
 
     def __call__(self) -> LoopClient:
-        return BoundClient(self.kind, self.env)
+        return BoundClient(self.kind, self.env, self.action_repeat)
 
 
 class BoundClient:
     """A :class:`.api.LoopClient` for one env, which :meth:`attach` names."""
 
-    def __init__(self, kind: str, env_name: str) -> None:
-        self._kind, self._env_name = kind, env_name
+    def __init__(self, kind: str, env_name: str, action_repeat: int = 1) -> None:
+        self._kind, self._env_name, self._repeat = kind, env_name, action_repeat
         self._env: Env | None = None
         self._expert: Expert | None = None
 
@@ -103,7 +104,7 @@ class BoundClient:
         if self._env is None:
             raise StateError(f"the bound {self._kind!r} acts in an env: attach one first", reason=Reason.BAD_REQUEST)
         make = {"random": _random, "hold": _hold, "expert": self._acting}[self._kind]
-        return BoundSession(self._kind, self._env, make(self._env, seed or 0))
+        return BoundSession(self._kind, self._env, make(self._env, seed or 0), self._repeat)
 
     def close(self) -> None:
         self._env = self._expert = None
@@ -123,11 +124,12 @@ class BoundClient:
 class BoundSession:
     """A :class:`.api.LoopSession` whose chunks hold one action."""
 
-    def __init__(self, kind: str, env: Env, act: Act) -> None:
+    def __init__(self, kind: str, env: Env, act: Act, action_repeat: int = 1) -> None:
         self.id = kind
         self.spec = SessionSpec(
-            pipeline=kind, observations=tuple(env.observations), action=env.action, horizon=1, execution_horizon=1,
-            control_hz=env.control_hz, ops=(Op.INFER,), description="acts without a model",
+            pipeline=kind, observations=tuple(replace(spec, optional=True) for spec in env.observations),
+            action=env.action, horizon=1, execution_horizon=1, control_hz=env.control_hz / action_repeat,
+            ops=(Op.INFER,), description="acts without a model",
         )  # fmt: skip
         self._act, self._seq = act, 0
 

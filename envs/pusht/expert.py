@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from shapely.geometry import LineString, Point, Polygon
 from shapely.ops import nearest_points
 
+from ..experts import expert_of
+from .env import PushT
 from .geometry import OUTLINE, Array, contact_points, goal_distance, rotation, to_world
 
 _STANDOFF = 20.0  # px outside the outline where a push starts
@@ -197,3 +199,6 @@ def _dijkstra(nodes: list[Array], obstacle: Polygon) -> list[Array] | None:
         path.append(nodes[u])
         u = came_from[u]
     return path[::-1]
+
+
+for_env = expert_of(PushT, PushTExpert)

@@ -50,7 +50,7 @@ def wrapped(success_key: str = "is_success", max_steps: int = 300, **options: ob
         observations=(
             Key(ArraySpec("top", "uint8", (96, 96, 3), low=0, high=255), "pixels"),
             Key(ArraySpec("agent", "float32", (2,), unit="px"), "agent_pos"),
-            Key(ArraySpec("agent_x", "float32", (1,), unit="px"), "agent_pos", slice(0, 1)),
+            Key(ArraySpec("agent_x", "float32", (1,), unit="px"), "agent_pos[0:1]"),
         ),
         success_key=success_key,
         max_steps=max_steps,

@@ -1,0 +1,1 @@
+"""Any environment of gymnasium, described in a suite."""
