@@ -25,6 +25,7 @@ BENCHES = {
     "player": "jumps where chunks meet and success under latency, with real-time chunking and without",
     "tick": "whether a tick gets slower over a session of 1,000",
     "context": "progress and done of the context model on held-out episodes",
+    "eval": "success of the shipped suites, what an evaluation costs, and whether it can be trusted",
     "adapters": "what others' models, engines and stores, and the edges between stages, cost",
     "recipes": "parts trained anew against the shipped ones (--checkpoints)",
 }
