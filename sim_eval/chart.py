@@ -42,6 +42,43 @@ def histogram(values: Sequence[float], bins: int = 48) -> Histogram:
     return Histogram(Markup(svg), low, high, int((v > high).sum()), at(p50), at(p99))  # numbers only
 
 
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """Bars of how many episodes succeeded (below) and did not (above) by some value between ``low`` and ``high``
+    ``unit``; ``most``: episodes in the highest bar."""
+
+    svg: Markup
+    low: float
+    high: float
+    most: int
+    unit: str
+
+
+def stacked(values: Sequence[float], success: Sequence[bool], unit: str, bins: int = 30) -> Stacked | None:
+    """None: there is nothing to draw. Fewer bars than ``bins`` where whole numbers take fewer values."""
+    if not values:
+        return None
+    v, good = np.asarray(values, np.float64), np.asarray(success, bool)
+    low, high = float(v.min()), float(v.max())
+    if (v == np.round(v)).all():
+        bins = max(1, min(bins, int(high - low) + 1))
+        edges = np.linspace(low - 0.5, high + 0.5, bins + 1)
+    else:
+        edges = np.linspace(low, max(high, low + 1e-3), bins + 1)
+    below, _ = np.histogram(v[good], edges)
+    above, _ = np.histogram(v[~good], edges)
+    most, width, bars = int((below + above).max()), 100 / bins, ""
+    for i, (k, f) in enumerate(zip(below, above, strict=True)):
+        for kind, n, under in (("k", k, 0), ("f", f, k)):
+            if n:
+                bars += (
+                    f'<rect class="{kind}" x="{i * width + width * 0.06:.2f}" y="{40 - 40 * (under + n) / most:.2f}" '
+                    f'width="{width * 0.88:.2f}" height="{40 * n / most:.2f}"/>'
+                )
+    svg = f'<svg class="stacked" viewBox="0 0 100 40" preserveAspectRatio="none" aria-hidden="true">{bars}</svg>'
+    return Stacked(Markup(svg), low, high, most, unit)  # numbers only
+
+
 def horizon(rows: Sequence[Mapping[str, float]]) -> str:
     """Lines of PSNR over steps ahead: the prediction, and repeating the last frame."""
     w, h, left, right, top, bottom = 520, 220, 40, 96, 14, 32

@@ -24,6 +24,7 @@ class Video:
     path: Path
     title: str
     note: str
+    task: str = ""
 
 
 @dataclass
@@ -39,15 +40,15 @@ class Media:
 
 
 def choose(results: Sequence[EpisodeResult], videos: str) -> list[EpisodeResult]:
-    """Episodes to film: the first of every outcome, all, or none. Episodes without a step show nothing."""
+    """Episodes to film: of every task the first of every outcome; all; or none. Those without a step show nothing."""
     shown = [r for r in results if r.steps]
     if videos == "all":
         return shown
     if videos == "none":
         return []
-    first: dict[str, EpisodeResult] = {}
+    first: dict[tuple[str, str], EpisodeResult] = {}
     for r in shown:
-        first.setdefault(str(r.outcome), r)
+        first.setdefault((r.task, str(r.outcome)), r)
     return list(first.values())
 
 
@@ -59,19 +60,20 @@ def collect(run: Run, folder: Path) -> Media:
     filmed = choose(run.results, suite.videos)
     compared = [r for r in run.results if r.predictions]
     every: list[Comparison] = []
-    env = suite.make_env()
-    try:
-        for result in {r.episode: r for r in (*filmed, *compared)}.values():
-            try:
+    wanted = {(r.task, r.episode): r for r in (*filmed, *compared)}
+    for task in dict.fromkeys(r.task for r in wanted.values()):
+        env = suite.make_env(task)
+        try:
+            for result in (r for r in wanted.values() if r.task == task):
                 shown = replay(env, result, suite.frame_key)
-            except MissingExtra as e:
-                media.missing = e.text
-                break
-            every += [compare(p, shown) for p in result.predictions]
-            if result in filmed:
-                media.videos.append(_episode_video(shown, suite, env.score, env.control_hz, folder))
-    finally:
-        env.close()
+                every += [compare(p, shown) for p in result.predictions]
+                if result in filmed:
+                    media.videos.append(_episode_video(shown, suite, env.score, env.control_hz, folder))
+        except MissingExtra as e:
+            media.missing = e.text
+            break
+        finally:
+            env.close()
     media.comparisons, media.horizon = select(every, suite.predictions.keep), by_horizon(every)
     media.compared = len(every)
     if media.comparisons:
@@ -83,10 +85,12 @@ def collect(run: Run, folder: Path) -> Media:
 
 def _episode_video(shown: Replay, suite: EvalSuite, score: str | None, hz: float, folder: Path) -> Video:
     r = shown.result
-    path = folder / f"{r.outcome}-seed-{r.seed}.mp4"
+    path = folder / f"{f'{r.task}-' if r.task else ''}{r.outcome}-seed-{r.seed}.mp4"
     write_mp4(path, _captioned(shown, score), fps=2 * hz)
     note = f"seed {r.seed}, {r.steps} steps" + (f", best {score} {r.score:.3f}" if score else "")
-    return Video(path, str(r.outcome).capitalize(), f"{note}; twice real time" + (f". {r.reason}" if r.reason else ""))
+    return Video(
+        path, str(r.outcome).capitalize(), f"{note}; twice real time" + (f". {r.reason}" if r.reason else ""), r.task
+    )
 
 
 def _captioned(shown: Replay, score: str | None) -> Iterator[Frame]:

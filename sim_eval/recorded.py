@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
 from rich.console import Console
 
 from omni_loop.cli import output
@@ -22,8 +18,8 @@ from omni_loop.record.outcomes import Outcomes
 from omni_loop.record.reader import Episode, Recording
 from omni_loop.record.table import Tick
 
-from . import chart
-from .report import data_uri, png_uri
+from . import chart, pages
+from .pages import data_uri, png_uri
 from .series import MOST, Series, series
 from .video import Frame, beside, caption, resize, write_mp4
 
@@ -59,17 +55,15 @@ def render(episode: Episode, outcomes: Outcomes, index: int = 0) -> str:
     for some, happened in episode.parts():
         ticks += some
         events += happened
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(_read("recorded.html"))
     spec, begin = episode.spec, episode.begin
     times = [tick.result.timings.total_ms for tick in ticks]
     about = [spec.description or spec.pipeline, f"“{begin['prompt']}”" if begin["prompt"] else ""]
     videos, (charts, plotted) = _videos(episode, ticks), _charts(episode, ticks, events)
     shown = {*plotted, *(video["name"] for video in videos)}
-    return template.render(
+    return pages.render(
+        "recorded.html",
         title=f"{spec.pipeline}, episode {index}",
         about=", ".join(text for text in about if text),
-        style=Markup(re.search(r"<style>.*?</style>", _read("report.html"), re.DOTALL)[0]),  # type: ignore[index]
         colours=_COLOURS,
         incomplete=episode.incomplete,
         tiles=[_outcome(outcomes.success(episode)), *_tiles(episode, ticks)],
@@ -218,7 +212,3 @@ def _events(events: Sequence[Mapping[str, Any]], ticks: Sequence[Tick]) -> list[
         text = ", ".join(f"{key} {value}" for key, value in rest.items() if value != "")
         told.append({"after": after, "name": name, "text": text})
     return told
-
-
-def _read(name: str) -> str:
-    return (resources.files(__package__) / name).read_text(encoding="utf-8")

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import base64
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
-from PIL import Image
 
-from . import chart
+from . import chart, pages
+from .difference import of
 from .media import Media
+from .pages import data_uri as data_uri
+from .pages import png_uri as png_uri
+from .pages import write as write
 from .predictions import strip
+from .rows import Row, row_of
 from .runner import Run
-from .stats import Paired, spread
-from .video import Frame
+from .stats import Paired
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +44,37 @@ def segments(summary: Mapping[str, Any]) -> list[Segment]:
     return [Segment(name, ms, 100 * ms / total, kind) for name, ms, kind in parts]
 
 
-def episodes_table(run: Run) -> list[dict[str, Any]]:
-    """Rows of the per-episode table."""
-    return [
-        {
-            "episode": r.episode,
-            "seed": r.seed,
-            "outcome": str(r.outcome),
-            "steps": r.steps,
-            "score": r.score,
-            "tick": spread(t.round_trip_ms for t in r.ticks if not t.frames),
-            "reason": r.reason,
-        }
-        for r in run.results
-    ]
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why episodes did not succeed: an outcome and what was said of it, on how many, with some of their rows."""
+
+    outcome: str
+    text: str
+    rows: tuple[Row, ...]
+
+
+def reasons(rows: Iterable[Row]) -> list[Reason]:
+    """Of the episodes that did not succeed, the most frequent reason first. A failure without a note ran its time."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if not row.success:
+            said = row.reason or ("ended without success" if row.outcome == "failure" else "")
+            found.setdefault((row.outcome, said), []).append(row)
+    ranked = sorted(found.items(), key=lambda item: -len(item[1]))
+    return [Reason(outcome, text, tuple(own)) for (outcome, text), own in ranked]
+
+
+def beside_success(rows: Sequence[Row]) -> list[tuple[str, chart.Stacked]]:
+    """What goes with success, as charts with a title: steps, latency and deadline misses of every episode."""
+    success = [row.success for row in rows]
+    drawn = [("Steps of an episode", chart.stacked([row.steps for row in rows], success, "steps"))]
+    ticked = [row for row in rows if row.ticks]
+    times = chart.stacked([row.tick_p50_ms for row in ticked], [row.success for row in ticked], "ms")
+    drawn.append(("Median tick of an episode", times))
+    if any(row.deadline_misses for row in rows):
+        missed = chart.stacked([row.deadline_misses for row in rows], success, "misses")
+        drawn.append(("Deadline misses of an episode", missed))
+    return [(title, picture) for title, picture in drawn if picture is not None]
 
 
 def render(
@@ -70,10 +84,10 @@ def render(
     comparison: tuple[str, Paired] | None = None,
 ) -> str:
     """The page as text."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string((resources.files(__package__) / "report.html").read_text(encoding="utf-8"))
     times = [t.round_trip_ms for r in run.results for t in r.ticks if not t.frames]
-    return template.render(
+    rows = [row_of(r) for r in run.results]
+    return pages.render(
+        "report.html",
         suite=run.suite,
         spec=run.spec,
         s=summary,
@@ -81,32 +95,25 @@ def render(
         segments=segments(summary),
         histogram=chart.histogram(times) if times else None,
         horizon=Markup(chart.horizon(media.horizon)) if media.horizon else None,  # numbers only
-        rows=episodes_table(run),
-        videos=[
-            {"title": v.title, "note": v.note, "src": data_uri(v.path.read_bytes(), "video/mp4")} for v in media.videos
-        ],
+        rows=rows,
+        anchors={row.key: f"e{i}" for i, row in enumerate(rows)},
+        reasons=reasons(rows),
+        charts=beside_success(rows),
+        videos=by_task(media),
         strips=[
             {"seed": c.seed, "first": c.first_step, "n": len(c.predicted), "src": png_uri(strip(c))}
             for c in media.comparisons
         ],
         missing=media.missing,
         comparison=comparison,
+        difference=None if comparison is None else of(comparison[1]),
     )
 
 
-def write(path: Path, page: str) -> Path:
-    path.write_text(page, encoding="utf-8")
-    return path
-
-
-def data_uri(data: bytes, kind: str) -> str:
-    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
-
-
-def png_uri(image: Frame) -> str:
-    out = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(image)).save(out, "PNG", optimize=True)
-    return data_uri(out.getvalue(), "image/png")
-
-
-__all__: Sequence[str] = ("Segment", "data_uri", "episodes_table", "png_uri", "render", "segments", "write")
+def by_task(media: Media) -> dict[str, list[dict[str, str]]]:
+    """Videos of every task, ready to be shown; those of no task under ""."""
+    found: dict[str, list[dict[str, str]]] = {}
+    for v in media.videos:
+        shown = {"title": v.title, "note": v.note, "src": data_uri(v.path.read_bytes(), "video/mp4")}
+        found.setdefault(v.task, []).append(shown)
+    return found

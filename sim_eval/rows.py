@@ -10,6 +10,7 @@ from typing import Any
 
 from omni_loop.errors import ConfigError
 
+from .episodes import EpisodeResult
 from .stats import spread
 
 Key = tuple[str, int]  # of an episode: its task ("" when the suite has one) and its seed
@@ -40,13 +41,12 @@ class Row:
         return self.task, self.seed
 
 
-def row_of(result: Any) -> Row:
-    """The row of an :class:`~omni_loop_sim_eval.episodes.EpisodeResult`."""
+def row_of(result: EpisodeResult) -> Row:
     times = spread(t.round_trip_ms for t in result.ticks if not t.frames)
     return Row(
-        getattr(result, "task", ""), result.episode, result.seed, str(result.outcome), result.success, result.steps,
+        result.task, result.episode, result.seed, str(result.outcome), result.success, result.steps,
         result.score, len(result.ticks), times["p50"], times["p99"], times["mean"],
-        getattr(result, "deadline_misses", 0), result.wall_s, result.reason,
+        result.deadline_misses, result.wall_s, result.reason,
     )  # fmt: skip
 
 

@@ -1,0 +1,102 @@
+"""A finished run, read from its folder: its rows, its numbers and what it was a run of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omni_loop.errors import ConfigError
+
+from . import rows as rows_
+from .rows import Row, by_task
+
+_SAME = ("env", "env_options", "action_repeat")  # of a suite: what makes an episode of a seed the same episode
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """``summary``: of ``summary.json``; ``said``: of a suite, by dotted name, from ``run.json``, empty in folders
+    written before there was one."""
+
+    folder: Path
+    rows: list[Row]
+    summary: Mapping[str, Any]
+    said: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def suite(self) -> str:
+        return str(self.summary.get("suite", self.folder.name))
+
+    @property
+    def env(self) -> str:
+        return str(self.summary.get("env", ""))
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return tuple(by_task(self.rows))
+
+    @property
+    def policy(self) -> str:
+        """Who acted: a pipeline, or a bound (random, hold, expert)."""
+        bound = str(self.said.get("suite.policy", "pipeline"))
+        return str(self.summary.get("pipeline", "")) if bound == "pipeline" else bound
+
+    def world(self) -> dict[str, Any]:
+        """What of the env an outcome depends on besides its seed, by name; of an old folder the env alone."""
+        found = {name: self.said[f"suite.{name}"] for name in _SAME if f"suite.{name}" in self.said}
+        for task in self.tasks:
+            own = self.said.get(f"suite.tasks.{task}")
+            if isinstance(own, Mapping):
+                found |= {f"{name} of {task or 'the task'}": own.get(name) for name in ("env_options", "max_steps")}
+        return {"env": self.env, **found}
+
+
+def load(folder: Path, option: str = "") -> StoredRun:
+    """The run in ``folder``; ``option`` named it.
+
+    Raises:
+        ConfigError: there is none, or it cannot be read.
+    """
+    about = f"{option}: " if option else ""
+    found = rows_.read(folder, option)
+    if not found:
+        raise ConfigError(f"{about}{folder} is of a run without a single episode")
+    summary = _json(folder / "summary.json", about)
+    fingerprint = _json(folder / "run.json", about).get("fingerprint", {})
+    return StoredRun(folder, found, summary, fingerprint if isinstance(fingerprint, Mapping) else {})
+
+
+def _json(path: Path, about: str) -> Mapping[str, Any]:
+    """An object; empty when there is no such file."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except OSError as e:
+        raise ConfigError(f"{about}cannot read {path}: {e.strerror}") from None
+    except (ValueError, RecursionError) as e:
+        raise ConfigError(f"{about}{path} is no JSON: {e}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{about}{path} holds a {type(data).__name__}, wanted an object")
+    return data
+
+
+def find(folders: Iterable[Path]) -> list[Path]:
+    """Folders of runs: those given, and those up to two levels below one that is none itself.
+
+    Raises:
+        ConfigError: in or below one there is no run.
+    """
+    found: dict[Path, None] = {}
+    for folder in folders:
+        if (folder / "episodes.json").is_file():
+            found[folder] = None
+            continue
+        below = sorted(p.parent for pattern in ("*/episodes.json", "*/*/episodes.json") for p in folder.glob(pattern))
+        if not below:
+            raise ConfigError(f"there is no run in {folder}: name a folder written by --out, or one of such folders")
+        found |= dict.fromkeys(below)
+    return list(found)
