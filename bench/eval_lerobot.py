@@ -1,9 +1,9 @@
 """Beside ``lerobot-eval``: the same policy, env and seeds, each command in a process of its own, in turns.
 
-Both run LeRobot's PushT with LeRobot's ACT, the T's corners given, on two cores with one thread to a process. Ours goes
-through gRPC, with two processes of envs. Theirs runs as it is shipped, which on two cores is one env at a time, and with
-ten envs at a time: the better of the two counts. *The loop* is from the first episode's begin to the last one's end, as
-each of them says itself; theirs draws ten films in it.
+Both run LeRobot's PushT with LeRobot's ACT, the T's corners given, on two cores with one thread to a process. Ours
+goes through gRPC, with two processes of envs. Theirs runs as it is shipped, which on two cores is one env at a time, and
+with ten envs at a time: the better of the two counts. *The loop* is from the first episode's begin to the last one's
+end, as each of them says itself; theirs draws ten films in it.
 """
 
 from __future__ import annotations
@@ -54,16 +54,9 @@ def lerobot_eval(folder: Path, checkpoint: Path, episodes: int, batch: int) -> T
         "seed": suite.first_seed, "eval.n_episodes": episodes, "eval.batch_size": batch,
         "eval.use_async_envs": "false", "output_dir": folder,
     }  # fmt: skip
-    spent = spend(
-        [
-            sys.executable,
-            "-m",
-            "lerobot.scripts.lerobot_eval",
-            *(f"--{name}={value}" for name, value in options.items()),
-        ],
-        SDL_VIDEODRIVER="dummy",
-        HF_HUB_OFFLINE="1",
-    )
+    command = [sys.executable, "-m", "lerobot.scripts.lerobot_eval"]
+    command += [f"--{name}={value}" for name, value in options.items()]
+    spent = spend(command, SDL_VIDEODRIVER="dummy", HF_HUB_OFFLINE="1")
     file = folder / "eval_info.json"
     if spent.code or not file.exists():
         raise EnvFailed(f"lerobot-eval ended with {spent.code}:\n{spent.said}")
