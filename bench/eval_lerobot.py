@@ -1,9 +1,9 @@
 """Beside ``lerobot-eval``: the same policy, env and seeds, each command in a process of its own, in turns.
 
 Both run LeRobot's PushT with LeRobot's ACT, the T's corners given, on two cores with one thread to a process. Ours
-goes through gRPC, with two processes of envs. Theirs runs as it is shipped, which on two cores is one env at a time, and
-with ten envs at a time: the better of the two counts. *The loop* is from the first episode's begin to the last one's
-end, as each of them says itself; theirs draws ten films in it.
+goes through gRPC, with two processes of envs. Theirs runs as it is shipped, which on two cores is one env at a time,
+and with ten envs at a time: the better of the two counts. *The loop* is from the first episode's begin to the last
+one's end, as each of them says itself; theirs draws ten films in it.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def _same(runs_: Runs, suite: str, episodes: int) -> Measured:
 
 @BENCH.row("episodes", Bar("ours", "<=", 0), group="same_outcomes")
 def same_pusht(runs_: Runs) -> Measured:
-    """Of 20 episodes of pusht-state, those that differ in outcome, steps, score or an action between 1, 2 and 5 envs."""
+    """Of 20 episodes of pusht-state, those that differ (outcome, steps, score, actions) between 1, 2 and 5 envs."""
     return _same(runs_, "pusht-state", 20)
 
 
