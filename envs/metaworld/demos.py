@@ -92,9 +92,15 @@ def make_episode(job: Job) -> Episode:
         there.append(step.success)
         actions.append(action)
         labels.append(label)
-    columns = ([arrays["state"] for arrays in seen], [*actions, actions[-1]], [*labels, labels[-1]], there)
-    frames = np.array([arrays["image"] for arrays in seen] if job.framed else _no_frames(), np.uint8)
-    return Episode(job, any(there), *(np.array(column, np.float32) for column in columns), frames)
+    return Episode(
+        job,
+        any(there),
+        state=np.array([arrays["state"] for arrays in seen], np.float32),
+        action=np.array([*actions, actions[-1]], np.float32),
+        label=np.array([*labels, labels[-1]], np.float32),
+        coverage=np.array(there, np.float32),
+        frames=np.array([arrays["image"] for arrays in seen], np.uint8) if job.framed else _no_frames(),
+    )
 
 
 @dataclass(frozen=True)

@@ -31,13 +31,15 @@ class DoorOpen:
 
     def _target(self, hand: NDArray[np.float64], handle: NDArray[np.float64]) -> NDArray[np.float64]:
         behind, low = hand[0] > handle[0] - 0.02, hand[2] < handle[2] + 0.08
+        start, by = handle, (-0.05, 0.0, 0.0)  # pull
         if not behind and low and np.linalg.norm(hand[:2] - handle[:2]) < 0.13:
-            return hand + np.array([-0.05, 0, 0.2])  # before the handle: up
-        if not behind:
-            return handle + np.array([0.04, 0.02, 0.15])
-        if hand[2] > handle[2] + 0.04:
-            return handle + np.array([0.01, 0.02, 0])
-        return handle + np.array([-0.05, 0, 0])
+            start, by = hand, (-0.05, 0.0, 0.2)  # before the handle: up
+        elif not behind:
+            by = (0.04, 0.02, 0.15)  # over it
+        elif hand[2] > handle[2] + 0.04:
+            by = (0.01, 0.02, 0.0)  # down
+        target: NDArray[np.float64] = start + np.array(by)
+        return target
 
 
 _OWN: dict[str, type[_Policy]] = {"door-open-v3": DoorOpen}

@@ -18,6 +18,8 @@ from omni_loop_envs.metaworld.env import GRIPPER, MetaWorld
 from omni_loop_envs.metaworld.expert import MetaWorldExpert
 from omni_loop_envs.metaworld.tasks import INSTRUCTIONS, SIX, THREE
 
+from metaworld.env_dict import ALL_V3_ENVIRONMENTS  # isort: skip # after what prepares mujoco
+
 NOW, GOAL = slice(0, 18), slice(36, 39)
 SEED = 3_000_000
 
@@ -104,7 +106,7 @@ def test_an_episode_leaves_nothing_to_the_next(task: str) -> None:
 
 def _plain(task: str) -> Any:
     """Meta-World's own environment, told no more than that it may be reset."""
-    env = simulator.ALL_V3_ENVIRONMENTS[task]()
+    env = ALL_V3_ENVIRONMENTS[task]()
     env._set_task_called, env._freeze_rand_vec = True, False
     return env
 
@@ -157,7 +159,8 @@ def test_trap_images_of_corner2_upside_down() -> None:
     def finger(frame: NDArray[np.uint8]) -> NDArray[np.float64]:
         """Row and column of the one that is cyan."""
         red, green, blue = np.moveaxis(frame.astype(int), 2, 0)
-        return np.argwhere((green - red > 60) & (blue - red > 60)).mean(0)
+        where: NDArray[np.float64] = np.argwhere((green - red > 60) & (blue - red > 60)).mean(0)
+        return where
 
     for look in (lambda: env.observe(("image",))["image"], env.render):
         for push, moves in (([0, 0, 1, 0], (-1, 0)), ([0, 1, 0, 0], (0, 1))):  # up; to the camera's right
