@@ -67,7 +67,8 @@ class Reading(nn.Module):
         keys, values = kv.unbind(2)
         q = self.query(known).view(-1, *self.shape)
         weights = torch.einsum("blghe,blsge->blghs", q, keys) * self.shape[-1] ** -0.5
-        return torch.einsum("blghs,blsge->blghe", weights.softmax(-1), values).flatten(1)
+        read = torch.einsum("blghs,blsge->blghe", weights.softmax(-1), values).flatten(1)
+        return F.layer_norm(read, (read.shape[-1],))  # as large as the state beside it from the first step on
 
 
 class Block(nn.Module):

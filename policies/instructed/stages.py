@@ -93,8 +93,8 @@ class Given:
 class InstructedActStage:
     """Inputs ``observation`` (``state float32[39]``, or ``image uint8[64, 64, 3]`` and ``gripper float32[4]`` where the
     checkpoint has an eye) and ``kv`` of the instruction; output ``chunk``: ``actions float32[16, 4]`` in -1..1. Its
-    noise is a function of session seed, epoch and tick; its state is the last chunk, unclipped and in the model's units,
-    which the next one joins where that is asked for (real-time chunking)."""
+    noise is a function of session seed, epoch and tick; its state is the last chunk, unclipped and in the model's
+    units, which the next one joins where that is asked for (real-time chunking)."""
 
     kind = StageKind.ACT
 

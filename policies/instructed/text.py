@@ -2,6 +2,10 @@
 
 Keys and values of every layer are written once per session into its paged cache; nobody asks for the last layer's
 output, so there is none: that layer is its keys and values alone.
+
+Words are read by what comes behind them, END tokens by nobody but themselves: so each of these sums up the text,
+however short it is, and most of the keys and values there are say what the whole text says. Where ENDs read each other,
+and begin as large as words, a text makes so small a difference at first that training looks at the scene instead.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
-from .words import FIRST_WORD, TOKENS
+from .words import END, FIRST_WORD, TOKENS
 
 
 class TextConfig(BaseModel):
@@ -51,15 +55,16 @@ class TextLayer(nn.Module):
             self.up, self.down = nn.Linear(d, config.feed_forward), nn.Linear(config.feed_forward, d)
         self.last = last
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """``x [b, n, d]``: the next layer's, and ``[b, 2, n, heads, e]``."""
+    def forward(self, x: Tensor, reads: Tensor) -> tuple[Tensor, Tensor]:
+        """``x [b, n, d]``, ``reads bool[b, 1, n, n]`` who reads whom: the next layer's, and ``[b, 2, n, heads, e]``."""
         b, n, d = x.shape
         y = self.norm(x)
         kv = self.keys_values(y).view(b, n, 2, self.heads, self.e).transpose(1, 2)
         if self.last:
             return x, kv
         q = self.query(y).view(b, n, self.heads, self.e).transpose(1, 2)
-        seen = F.scaled_dot_product_attention(q, kv[:, 0].transpose(1, 2), kv[:, 1].transpose(1, 2), is_causal=True)
+        keys, values = kv.transpose(2, 3).unbind(1)
+        seen = F.scaled_dot_product_attention(q, keys, values, attn_mask=reads)
         x = x + self.merge(seen.transpose(1, 2).reshape(b, n, d))
         return x + self.down(F.silu(self.up(self.second_norm(x)))), kv
 
@@ -69,13 +74,19 @@ class TextModel(nn.Module):
         super().__init__()
         self.config = config
         self.embed = nn.Embedding(FIRST_WORD + len(config.words), config.width)
-        self.position = nn.Parameter(torch.randn(TOKENS, config.width) * 0.1)
+        self.position = nn.Parameter(torch.randn(TOKENS, config.width) * 0.05)
         self.layers = nn.ModuleList([TextLayer(config, i + 1 == config.layers) for i in range(config.layers)])
+        with torch.no_grad():
+            self.embed.weight[END] = 0.0
 
     def forward(self, tokens: Tensor) -> Tensor:
         """``tokens int64[b, 32]``: keys and values ``[b, layers, 2, 32, heads, head_dim]``."""
+        n = tokens.shape[1]
+        before = torch.ones(n, n, dtype=torch.bool, device=tokens.device).tril()
+        alone = torch.eye(n, dtype=torch.bool, device=tokens.device)
+        reads = (before & (tokens != END)[:, None, :] | alone)[:, None]
         x, found = self.embed(tokens) + self.position, []
         for layer in cast("Iterable[TextLayer]", self.layers):  # torch does not say what a ModuleList holds
-            x, kv = layer(x)
+            x, kv = layer(x, reads)
             found.append(kv)
         return torch.stack(found, 1)

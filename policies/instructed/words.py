@@ -4,7 +4,7 @@
 
     BEGIN | words ... | END END END ...                  32 tokens, two blocks of the paged cache
 
-Every END stands behind the whole text and so reads all of it. A word that is in no vocabulary is UNKNOWN: it says that
+Every END stands behind the whole text and reads all of it. A word that is in no vocabulary is UNKNOWN: it says that
 there was a word, and the rest of the text still counts.
 """
 

@@ -1,0 +1,143 @@
+"""Training: two tasks that look the same and differ by what is asked for; told another scene's, the policy holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from omni_loop.errors import ConfigError, UnknownName
+from omni_loop.training.checkpoint import save
+from omni_loop.training.demos import Demos
+from omni_loop.training.recipe import TrainContext
+from omni_loop_policies.instructed.eye import EyeConfig
+from omni_loop_policies.instructed.model import HeadConfig, Instructed
+from omni_loop_policies.instructed.samples import Phrasings, Samples
+from omni_loop_policies.instructed.stages import load_policy
+from omni_loop_policies.instructed.train import InstructedRecipe, train
+from omni_loop_policies.instructed.words import BEGIN, END, TOKENS, Vocabulary
+
+TASKS = ["reach-v3", "pick-place-v3", "door-open-v3"]
+GOES = np.array([[0.8, 0, 0, 0], [-0.8, 0, 0, 0], [0, 0.8, 0, 0]], np.float32)  # by task
+LENGTH = 12
+
+
+def write(folder: Path, seed: int, images: bool = False) -> Demos:
+    """Eight episodes of each task; the first two begin alike."""
+    folder.mkdir(parents=True)
+    task, rng = np.repeat(np.arange(3), 8), np.random.default_rng(seed)
+    n = len(task) * LENGTH
+    place = np.repeat(task == 2, LENGTH)[:, None] * np.ones(39)
+    label = np.repeat(GOES[task], LENGTH, 0)
+    columns = {
+        "frames": rng.integers(0, 255, (n if images else 0, 16, 16, 3)).astype(np.uint8),
+        "state": (place + 0.1 * rng.normal(size=(n, 39))).astype(np.float32),
+        "points": np.zeros((n, 1, 2), np.float32),
+        "action": label,
+        "label": label,
+        "coverage": np.ones(n, np.float32),
+        "length": np.full(len(task), LENGTH),
+        "kind": np.zeros(len(task), np.int64),
+        "success": np.arange(len(task)) != 3,
+        "seed": np.arange(len(task)) + seed,
+        "task": task,
+    }
+    for name, column in columns.items():
+        np.save(folder / f"{name}.npy", column)
+    (folder / "tasks.json").write_text(json.dumps(TASKS))
+    return Demos(folder, ("expert",))
+
+
+def recipe(**fields: object) -> InstructedRecipe:
+    small = {
+        "text": {"layers": 2, "head_dim": 16, "feed_forward": 32},
+        "head": {"horizon": 4, "execution_horizon": 2, "width": 48, "condition": 48, "blocks": 2},
+        "steps": 500, "batch": 32, "lr": 3e-3, "ema": 0.98, "threads": 1, "demos": "toy", "hold_share": 0.25,
+    }  # fmt: skip
+    return InstructedRecipe.model_validate(small | fields)
+
+
+def context(tmp_path: Path, images: bool = False) -> TrainContext:
+    made = (write(tmp_path / split, seed, images) for split, seed in (("train", 0), ("test", 100)))
+    return TrainContext(*made, tmp_path, lambda text: None)
+
+
+def act(model: Instructed, text: str, scene: float) -> NDArray[np.float32]:
+    """First actions of 16 chunks at states of a scene."""
+    kv = model.text(Vocabulary(model.config.text.words).tokens(text)[None]).expand(16, -1, -1, -1, -1, -1)
+    known = model.known(torch.full((16, 39), scene), None)
+    noise = torch.randn(16, 4, 4, generator=torch.Generator().manual_seed(0))
+    return np.asarray(model.actions(model.sample(noise, known, kv))[:, 0])
+
+
+def test_the_text_alone_says_which_task_it_is(tmp_path: Path) -> None:
+    trained = train(recipe(), context(tmp_path))
+    save(tmp_path / "toy", trained.config, trained.tensors, {}, "")
+    model = load_policy(tmp_path / "toy")
+    assert model.config.tasks == tuple(TASKS)
+    said = {
+        ("reach the goal", 0): GOES[0],
+        ("please touch the target", 0): GOES[0],
+        ("grasp the puck and carry it to the goal", 0): GOES[1],
+        ("open the door", 1): GOES[2],
+        ("reach the goal", 1): np.zeros(4),
+        ("open the door", 0): np.zeros(4),
+        ("wash the dishes", 0): np.zeros(4),
+        ("close the door", 1): np.zeros(4),
+    }
+    for (text, scene), want in said.items():
+        error = np.abs(act(model, text, float(scene)).mean(0) - want).max()
+        assert error < 0.25, (text, scene, error)
+    assert trained.metrics["action_error"] < 0.15
+    assert trained.metrics["motion_when_told_another_scenes_task"] < 0.15
+
+
+def test_training_is_a_function_of_its_seed_and_an_eye_can_learn(tmp_path: Path) -> None:
+    given = context(tmp_path, images=True)
+    eye = EyeConfig(size=16, channels=(8, 8, 8, 8), points=4, out=8)
+    head = HeadConfig(horizon=4, execution_horizon=2, features=4, width=16, condition=16, blocks=1, eye=eye)
+    small = {"head": head.model_dump(), "text": {"layers": 2, "head_dim": 8}, "steps": 3}
+    runs = [train(recipe(**small, seed=seed), given) for seed in (0, 0, 1)]
+    first, same, other = (run.tensors["eye.out.weight"] for run in runs)
+    assert (first == same).all()
+    assert (first != other).any()
+    assert runs[0].tensors["state_mean"].shape == (4,)
+
+
+def test_an_episode_ends_its_last_chunks_and_failures_are_left_out(tmp_path: Path) -> None:
+    samples = Samples(write(tmp_path / "demos", 0), 4, 39, images=False)
+    assert len(samples.rows) == 23 * (LENGTH - 1)
+    assert samples.mask[:11].sum(1).tolist() == [4] * 8 + [3, 2, 1]
+    assert not ((samples.rows >= 3 * LENGTH) & (samples.rows < 4 * LENGTH)).any()
+
+
+def test_only_rows_that_hold_are_told_what_another_scene_asks_for() -> None:
+    phrasings, rng = Phrasings(TASKS), np.random.default_rng(0)
+    rows = np.tile(np.arange(3), 40)
+    holding = np.arange(120) >= 60
+    told = phrasings.draw(rows, holding, rng)
+    assert (told.text[:60] // 4 == torch.from_numpy(rows[:60])).all()
+    for task, slot in zip(rows[60:], (told.text[60:] // 4).tolist(), strict=True):
+        assert slot >= 3 or (slot == 2) != (task == 2)
+    assert told.tokens.shape == (3 * 4 + 8, TOKENS)
+    assert (told.tokens[:, 0] == BEGIN).all()
+    assert (told.tokens[:, -1] == END).all()
+
+
+def test_demonstrations_that_do_not_say_their_task_are_refused(tmp_path: Path) -> None:
+    given = context(tmp_path)
+    (tmp_path / "train" / "tasks.json").write_text('["juggle-v3"]')
+    with pytest.raises(UnknownName, match="juggle-v3"):
+        train(recipe(), given)
+    (tmp_path / "train" / "tasks.json").unlink()
+    with pytest.raises(ConfigError, match=r"tasks\.json"):
+        train(recipe(), given)
+
+
+def test_an_eye_needs_frames(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="frames of 0"):
+        train(recipe(head={"eye": {"size": 16}, "features": 4}), context(tmp_path))
