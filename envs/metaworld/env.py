@@ -49,7 +49,7 @@ class MetaWorld(BaseEnv):
         if not images:
             self.observations = tuple(spec for spec in self.observations if spec.name != "image")
         self._sim = Simulator(task, max_steps)
-        self._view = View(self._sim.model, task) if images else None
+        self._view = View(self._sim.model) if images else None
 
     @property
     def task(self) -> str:

@@ -15,16 +15,13 @@ IMAGE_SIZE = 64  # px, of what a policy sees
 PICTURE_SIZE = 384  # px, for people; a multiple of 16, as video wants
 _FAR, _NEAR = "corner2", "corner3"  # the second camera is put where the first looks from, but closer
 _CLOSE_BY = (0.75, 0.075, 0.7)  # m
-#: Where else the near camera stands, by task.
-ZOOM: dict[str, tuple[float, float, float]] = {}
 
 
 class View:
     """Two cameras on ``model``. Nothing of OpenGL is loaded before the first frame."""
 
-    def __init__(self, model: Any, task: str) -> None:
-        self._position = ZOOM.get(task, _CLOSE_BY)
-        self._canvas = Canvas(model, PICTURE_SIZE, PICTURE_SIZE, self._aim)
+    def __init__(self, model: Any) -> None:
+        self._canvas = Canvas(model, PICTURE_SIZE, PICTURE_SIZE, _aim)
         self._near, self._far = fixed_camera(model, _NEAR), fixed_camera(model, _FAR)
 
     def image(self, data: Any) -> NDArray[np.uint8]:
@@ -39,10 +36,11 @@ class View:
         """Free what the first frame made."""
         self._canvas.close()
 
-    def _aim(self, model: Any) -> None:
-        far, near = model.camera(_FAR).id, model.camera(_NEAR).id
-        upright = np.zeros(4)
-        mujoco.mju_mulQuat(upright, model.cam_quat[far], np.array([0.0, 0.0, 0.0, 1.0]))  # half a turn about its axis
-        model.cam_quat[far] = model.cam_quat[near] = upright
-        model.cam_fovy[near] = model.cam_fovy[far]
-        model.cam_pos[near] = self._position
+
+def _aim(model: Any) -> None:
+    far, near = model.camera(_FAR).id, model.camera(_NEAR).id
+    upright = np.zeros(4)
+    mujoco.mju_mulQuat(upright, model.cam_quat[far], np.array([0.0, 0.0, 0.0, 1.0]))  # half a turn about its axis
+    model.cam_quat[far] = model.cam_quat[near] = upright
+    model.cam_fovy[near] = model.cam_fovy[far]
+    model.cam_pos[near] = _CLOSE_BY
