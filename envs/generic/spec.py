@@ -51,17 +51,19 @@ class Observation(Section):
     @model_validator(mode="before")
     @classmethod
     def _short(cls, given: Any) -> Any:
-        """A path alone, or a list of them, is a source."""
-        return {"source": given} if isinstance(given, (str, list, tuple)) else given
+        """A path alone, or a list of them, is a source. Lists are tuples here: what a validator hands on is no JSON."""
+        said = {"source": given} if isinstance(given, (str, list, tuple)) else given
+        if not isinstance(said, Mapping):
+            return said
+        return {key: tuple(value) if isinstance(value, list) else value for key, value in said.items()}
 
     @field_validator("source", mode="before")
     @classmethod
     def _paths(cls, given: Any) -> Any:
-        if isinstance(given, str) or given is None:
-            return given
-        if not isinstance(given, (list, tuple)) or not given or not all(isinstance(path, str) for path in given):
+        several = isinstance(given, tuple) and given and all(isinstance(path, str) for path in given)
+        if not (given is None or isinstance(given, str) or several):
             raise ValueError('wanted a path such as "images/top" or "state[0:3]", or a list of them')
-        return tuple(given)
+        return given
 
     @model_validator(mode="after")
     def _consistent(self) -> Observation:
@@ -116,7 +118,7 @@ class GymnasiumOptions(Section):
     @field_validator("imports", mode="before")
     @classmethod
     def _modules(cls, given: Any) -> Any:
-        return (given,) if isinstance(given, str) else given
+        return (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list) else given
 
     @field_validator("kwargs")
     @classmethod

@@ -124,7 +124,8 @@ def odd(**options: Any) -> Generic:
 
 
 def test_shape_dtype_and_rate_are_taken_from_the_environment() -> None:
-    env = odd(observations={"pose": "robot/pose", "n": {}, "view": {"render": True, "unit": "RGB"}})
+    view_of = {"render": True, "unit": "RGB"}
+    env = odd(**{"import": ["gym_pusht"]}, observations={"pose": "robot/pose", "n": {}, "view": view_of})
     pose, n, view = env.observations
     assert (pose.dtype, pose.shape, pose.low) == ("float32", (2, 3), None)
     assert (n.dtype, n.shape) == ("int64", ())
@@ -133,6 +134,16 @@ def test_shape_dtype_and_rate_are_taken_from_the_environment() -> None:
     arrays = env.reset(1)
     assert arrays["view"].tobytes() == env.render().tobytes()
     assert arrays["n"] == 3
+
+
+def test_a_named_shape_needs_no_frame_to_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a machine without OpenGL can be asked for the state alone."""
+    drawn = Odd.render
+    monkeypatch.setattr(Odd, "render", lambda self: pytest.fail("rendered a frame nobody asked for"))
+    env = odd(observations={"pose": "robot/pose", "view": {"render": True, "shape": [24, 32, 3]}})
+    env.reset(1, keys=["pose"])
+    monkeypatch.setattr(Odd, "render", drawn)
+    assert env.observe(["view"])["view"].shape == (24, 32, 3)
 
 
 def test_the_suites_max_steps_end_an_episode_not_the_registered_ones() -> None:

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("gym_aloha", reason="the extra aloha is not installed")
+
+from omni_loop.env import Env
+from omni_loop.errors import MissingExtra
+from omni_loop.testing.env_contract import Act, EnvContract
+from omni_loop_envs import headless
+from omni_loop_envs.aloha import env as aloha
+from omni_loop_envs.aloha import expert as aloha_expert
+from omni_loop_envs.aloha.env import AlohaTransferCube
+
+
+def can_draw() -> bool:
+    try:
+        headless.open_gl(8, 8).free()
+    except MissingExtra:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not can_draw(), reason="neither OSMesa nor EGL on this machine")
+class TestAloha(EnvContract):
+    expert_episodes = 2
+
+    def make_env(self) -> Env:
+        return AlohaTransferCube(max_steps=240, image_width=64, image_height=48)
+
+    def make_expert(self, env: Env, seed: int) -> Act:
+        expert = aloha_expert.for_env(env)
+        expert.reset(seed)
+        return expert.act
+
+    def test_the_expert_fails_where_the_grippers_hang_loosely(self, env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The stiff weld (eq_solimp) is what makes it an expert: 2 of 20 without."""
+        monkeypatch.setattr(aloha_expert, "_STIFF", (0.25, 0.25, 0.001, 0.5, 2.0))  # gym-aloha's own
+        successes = 0
+        for seed in range(self.first_seed, self.first_seed + 2):
+            env.reset(seed, keys=())
+            act = self.make_expert(env, seed)
+            while not (step := env.step(act(), keys=())).done:
+                pass
+            successes += step.success
+        assert successes < 2
+
+    def test_holding_still_leaves_the_arms_where_they_are(self, env: Env) -> None:
+        assert isinstance(env, AlohaTransferCube)
+        before = env.reset(self.first_seed, keys=("agent_pos", "box_pose"))
+        for _ in range(20):
+            after = env.step(env.hold(), keys=("agent_pos", "box_pose")).arrays
+        assert np.abs(after["agent_pos"] - before["agent_pos"]).max() < 0.05
+
+
+def test_a_step_renders_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gym-aloha itself renders three images of 640 x 480 at every step."""
+
+    def rendered(*_: Any, **__: Any) -> None:
+        pytest.fail("rendered a frame nobody asked for")
+
+    env = AlohaTransferCube()
+    monkeypatch.setattr(aloha.mujoco.Physics, "render", rendered)
+    monkeypatch.setattr(headless, "open_gl", rendered)
+    env.reset(3_000_000, keys=("agent_pos", "box_pose"))
+    env.step(env.hold(), keys=("agent_pos", "box_pose"))
+    env.close()
