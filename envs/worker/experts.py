@@ -24,8 +24,8 @@ _GRASP_STEPS = 12
 
 
 class PickPlace:
-    """Picks up the object called ``thing``, ``grasp`` above its middle (m), and lifts it by ``lift`` (m). With ``place``
-    it carries it over that object and lets go; without, it holds it.
+    """Picks up the object called ``thing``, ``grasp`` above its middle (m), and lifts it by ``lift`` (m). With
+    ``place`` it carries it over that object and lets go; without, it holds it.
 
     Raises:
         Unsupported: ``env`` has no such objects.

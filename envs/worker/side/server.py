@@ -7,6 +7,7 @@ text.
 
 from __future__ import annotations
 
+import io
 import os
 import select
 import socket
@@ -31,6 +32,8 @@ def main(fd: int) -> None:
     link = socket.socket(fileno=fd)
     link.setblocking(True)
     os.set_inheritable(fd, False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what was printed last shall be seen when this process dies
     threading.Thread(target=_end_with, args=(fd,), name="lifeline", daemon=True).start()
     try:
         Server(link, ADAPTERS).run()
