@@ -31,20 +31,17 @@ def load_policy(folder: Path, device: str = "cpu") -> Instructed:
     return model.to(device).requires_grad_(False)  # gradients are of samples only
 
 
-def _folder(checkpoint: str) -> Path:
-    """Of a shipped checkpoint by its name, or of any by its path."""
-    return Path(checkpoint) if Path(checkpoint).is_dir() else SHIPPED / checkpoint
-
-
 class InstructStage:
     """Reads the session's instruction once, at its first tick, into the paged cache, where it stays: it forks, rewinds
     and is saved with the session, and sessions of the same instruction share its blocks. Output ``kv [layers, 2, 32,
-    heads, head_dim]``, at every tick. No inputs: what is to be done stands in the text alone."""
+    heads, head_dim]``, at every tick. No inputs: what is to be done stands in the text alone.
+
+    ``checkpoint`` is the policy's folder in ``checkpoints`` (none: the shipped ones)."""
 
     kind = StageKind.CONTEXT
 
-    def __init__(self, checkpoint: str = "metaworld", device: str = "cpu") -> None:
-        folder = _folder(checkpoint)
+    def __init__(self, checkpoints: str = "", device: str = "cpu", checkpoint: str = "metaworld") -> None:
+        folder = (Path(checkpoints) if checkpoints else SHIPPED) / checkpoint
         model = load_policy(folder, device)
         self.model, self.revision, self.device = model.text, revision(folder), device
         self._words = Vocabulary(model.config.text.words)
@@ -98,8 +95,8 @@ class InstructedActStage:
 
     kind = StageKind.ACT
 
-    def __init__(self, checkpoint: str = "metaworld", device: str = "cpu") -> None:
-        folder = _folder(checkpoint)
+    def __init__(self, checkpoints: str = "", device: str = "cpu", checkpoint: str = "metaworld") -> None:
+        folder = (Path(checkpoints) if checkpoints else SHIPPED) / checkpoint
         self.model, self.revision, self.device = load_policy(folder, device), revision(folder), device
         head = self.model.config.head
         self._queue = ActionQueue(head.horizon, head.action_dim)

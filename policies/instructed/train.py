@@ -33,6 +33,7 @@ class InstructedRecipe(Recipe):
     hold_share: float = 0.15
     state_noise: float = 0.01
     shift: int = 2
+    warmup: int = 200
     weight_decay: float = 1e-4
     ema: float = 0.999
 
@@ -55,7 +56,7 @@ def train(recipe: InstructedRecipe, context: TrainContext) -> Trained:
         chunk = samples.chunk(at)
         chunk[torch.from_numpy(holding)] = 0.0
         loss = _loss(model, (chunk - model.action_mean) / model.action_spread, samples.mask[at], known, kv)
-        optimiser.step(loss, cosine(step, recipe.steps, 200))
+        optimiser.step(loss, cosine(step, recipe.steps, recipe.warmup))
         average.update(model)
         total += loss.item()
         if (step + 1) % 250 == 0:

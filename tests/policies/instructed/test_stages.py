@@ -51,7 +51,7 @@ class TestFromState(PolicyContract):
         self.folder = instructed_checkpoints
 
     def make_stage(self) -> Stage:
-        return instructed_act(str(self.folder / self.checkpoint))
+        return instructed_act(str(self.folder), checkpoint=self.checkpoint)
 
     def inputs(self, case: int) -> Inputs:
         return inputs(case, self.checkpoint == "metaworld-pixels")
@@ -100,7 +100,7 @@ class TestFromPixels(TestFromState):
 
 @pytest.mark.parametrize("array", [np.zeros(38, np.float32), np.zeros((2, 39), np.float32)])
 def test_a_state_of_another_shape_is_refused_by_its_name(instructed_checkpoints: Path, array: object) -> None:
-    driver = Driver(instructed_act(str(instructed_checkpoints / "metaworld")))
+    driver = Driver(instructed_act(str(instructed_checkpoints)))
     driver.open("s")
     wrong = Payload(PayloadKind.OBSERVATION, {"state": array})
     with pytest.raises(OmniLoopError, match="'state' has shape"):
@@ -111,7 +111,7 @@ def test_a_state_of_another_shape_is_refused_by_its_name(instructed_checkpoints:
 
 @pytest.fixture
 def reader(instructed_checkpoints: Path) -> Iterator[Driver]:
-    driver = Driver(instruct(str(instructed_checkpoints / "metaworld")))
+    driver = Driver(instruct(str(instructed_checkpoints)))
     yield driver
     driver.close()
 
@@ -176,4 +176,4 @@ def test_who_is_told_nothing_hears_so_and_others_go_on(reader: Driver) -> None:
 
 def test_a_checkpoint_that_is_not_there_is_named() -> None:
     with pytest.raises(CheckpointError, match="metaword"):
-        instruct("metaword")
+        instruct(checkpoint="metaword")

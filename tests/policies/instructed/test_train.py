@@ -56,7 +56,8 @@ def recipe(**fields: object) -> InstructedRecipe:
     small = {
         "text": {"layers": 2, "head_dim": 16, "feed_forward": 32},
         "head": {"horizon": 4, "execution_horizon": 2, "width": 48, "condition": 48, "blocks": 2},
-        "steps": 500, "batch": 32, "lr": 3e-3, "ema": 0.98, "threads": 1, "demos": "toy", "hold_share": 0.25,
+        "hold_share": 0.25, "warmup": 20, "ema": 0.98,
+        "steps": 400, "batch": 48, "lr": 4e-3, "threads": 1, "demos": "toy",
     }  # fmt: skip
     return InstructedRecipe.model_validate(small | fields)
 
