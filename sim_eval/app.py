@@ -8,9 +8,12 @@ import typer
 from typer.core import TyperGroup
 
 from .commands import eval_command
+from .commands_twin import twin_command
+from .commands_compare import compare_command, leaderboard_command
+from .commands_plan import plan_command
 
 _RUN = "run"
-_OPTIONS: dict[str, str] = {}  # options that are commands: `eval --plan ...` is `eval plan ...`
+_OPTIONS = {"--plan": "plan"}  # options that are commands: `eval --plan ...` is `eval plan ...`
 
 
 class _Eval(TyperGroup):
@@ -33,6 +36,10 @@ eval_app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 eval_app.command(_RUN)(eval_command)
+eval_app.command("twin")(twin_command)
+eval_app.command("compare")(compare_command)
+eval_app.command("leaderboard")(leaderboard_command)
+eval_app.command("plan")(plan_command)
 
 
 @eval_app.callback()
