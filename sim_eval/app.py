@@ -8,9 +8,9 @@ import typer
 from typer.core import TyperGroup
 
 from .commands import eval_command
-from .commands_twin import twin_command
 from .commands_compare import compare_command, leaderboard_command
 from .commands_plan import plan_command
+from .commands_twin import twin_command
 
 _RUN = "run"
 _OPTIONS = {"--plan": "plan"}  # options that are commands: `eval --plan ...` is `eval plan ...`

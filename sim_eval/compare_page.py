@@ -1,0 +1,115 @@
+"""A comparison of two runs for people: a table in the terminal and one page."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.markup import escape
+from rich.table import Table
+
+from . import pages
+from .compare import Compared, Comparison, Side, verdict
+from .sequential import State, confidence, log_wealth
+from .series import Series, series
+from .stored import StoredRun
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How a sequential comparison went: a sentence, its evidence and its difference over pairs."""
+
+    said: str
+    wealth: Series
+    gap: Series
+
+
+def names(a: StoredRun, b: StoredRun) -> tuple[str, str]:
+    """What the two are called: their suites, or where these are the same, their folders."""
+    pairs = ((a.suite, b.suite), (a.folder.name, b.folder.name), (str(a.folder), str(b.folder)))
+    return next((pair for pair in pairs if pair[0] != pair[1]), ("a", "b"))
+
+
+def render(found: Comparison, a: StoredRun, b: StoredRun, page: Path, sequence: Course | None = None) -> str:
+    """The page as text; ``page``: where it will lie, for links to the runs' own reports."""
+    called = names(a, b)
+    return pages.render(
+        "compare.html",
+        c=found,
+        names=called,
+        env=a.env,
+        links=[link(run.folder / "report.html", page) for run in (a, b)],
+        verdict=verdict(found.pooled, called, found.level) if sequence is None else sequence.said,
+        notes=notes(found, a, b),
+        sequence=sequence,
+        footer=[f"{name}: {run.policy}, {run.folder}" for name, run in zip(called, (a, b), strict=True)],
+    )
+
+
+def link(target: Path, page: Path) -> str:
+    """From ``page`` to ``target``; empty when that does not exist."""
+    return Path(os.path.relpath(target, page.parent)).as_posix() if target.exists() else ""
+
+
+def notes(found: Comparison, a: StoredRun, b: StoredRun) -> list[str]:
+    """What a reader has to know before the figures."""
+    said = []
+    for name, left, run in zip(names(a, b), found.left_out, (a, b), strict=True):
+        if left:
+            said.append(f"{left} episodes of {name} are left out: the other run has not played them.")
+        if broken := sum(row.outcome in ("error", "timeout") for row in run.rows):
+            said.append(f"{broken} episodes of {name} broke. They count as not successful.")
+        if run.summary.get("seeds_unseen") is False:
+            said.append(f"Seeds of {name} may be those of demonstrations.")
+    if found.pooled.pairs.pairs < 20:
+        said.append(f"{found.pooled.pairs.pairs} pairs are few: only a large difference could show.")
+    return said
+
+
+def sequence_of(states: Sequence[State], said: str, alpha: float) -> Course | None:
+    """Charts of a sequential comparison; None before there is a pair."""
+    if not states:
+        return None
+    x = [s.pairs for s in states]
+    wealth = [log_wealth(s.only_a, s.only_b) / math.log(10) for s in states]
+    limit = -math.log10(alpha)
+    seen = [confidence(s.only_a, s.only_b, s.pairs, alpha) for s in states]
+    evidence = series({"evidence": (x, wealth), f"enough for alpha {alpha:g}": (x, [limit] * len(x))})
+    lines = {name: (x, [100 * getattr(d, key) for d in seen]) for name, key in _LINES.items()}
+    gap = series({**lines, "no difference": (x, [0.0] * len(x))})
+    return None if evidence is None or gap is None else Course(said, evidence, gap)
+
+
+_LINES = {"difference": "value", "lower bound": "low", "upper bound": "high"}
+
+
+def table(found: Comparison, a: StoredRun, b: StoredRun) -> Table:
+    """Rates, difference and p: of every task, and of all together."""
+    called, level = names(a, b), f"{100 * found.level:g} %"
+    out = Table(title=escape(f"{called[0]} and {called[1]}: {found.pooled.pairs.pairs} pairs"), title_justify="left")
+    for column in ("", *called, "difference", level, "McNemar p", *(["p of all tasks"] if found.tasks else [])):
+        out.add_column(escape(column), justify="left" if not column else "right")
+    for one in (*found.tasks, found.pooled):
+        last = one is found.pooled
+        adjusted = [] if not found.tasks else [""] if last else [pages.p_value(one.adjusted)]
+        out.add_row(*_cells(one, last), *adjusted, style="bold" if last else "")
+    return out
+
+
+def _cells(one: Compared, last: bool) -> list[str]:
+    d = one.difference
+    return [
+        "all" if last else escape(one.task),
+        _side(one.a),
+        _side(one.b),
+        pages.points(d.value),
+        f"{pages.points(d.low)} to {pages.points(d.high)}",
+        pages.p_value(one.pairs.p),
+    ]
+
+
+def _side(side: Side) -> str:
+    return f"{side.successes}/{side.episodes} = {pages.percent(side.rate)} % {escape(str(side.bounds))}"
