@@ -56,7 +56,8 @@ def names(group: str) -> list[str]:
 def load(group: str, name: str) -> Any:
     """The object registered as ``name``.
 
-    Stage factories and templates may also be named as ``module:attribute``: so a module that nobody packaged is served.
+    Stage factories, templates and envs may also be named as ``module:attribute``: so a module that nobody packaged is
+    served, or evaluated in.
 
     Raises:
         UnknownName: nobody registered it; the text names the nearest name.
@@ -68,7 +69,7 @@ def load(group: str, name: str) -> Any:
     point = _entry_points(group).get(name)
     registered_as = "" if point is None else f" is registered as {point.value}"
     if point is None:
-        if group not in (STAGES, TEMPLATES) or not _BY_MODULE.fullmatch(name):
+        if group not in (STAGES, TEMPLATES, ENVS) or not _BY_MODULE.fullmatch(name):
             kind = group.removeprefix("omni_loop.").removesuffix("s").replace("_", " ")
             raise UnknownName(f"no {kind} is called {name!r}.{nearest(name, names(group))}")
         point = metadata.EntryPoint(name, name, group)

@@ -31,7 +31,8 @@ class LoopSession(Protocol):
         step: int,
         executed: NDArray[np.float32] | None = None,
         frames: int = 0,
-    ) -> TickResult: ...  # and ``executed_through: int | None``, which is given in live mode alone
+        executed_through: int | None = None,
+    ) -> TickResult: ...
 
     def predict(self, actions: NDArray[np.float32] | None = None, *, steps: int = 0) -> TickResult: ...
 

@@ -60,7 +60,7 @@ def connect(kind: str, suite: EvalSuite) -> Connect:
     _check(kind)
     if kind == "expert":
         registry.load(registry.EXPERTS, suite.env)
-    return _Connect(kind, suite.env, suite.action_repeat)
+    return Bound(kind, suite.env, suite.action_repeat)
 
 
 def _check(kind: str) -> None:
@@ -69,7 +69,9 @@ def _check(kind: str) -> None:
 
 
 @dataclass(frozen=True)
-class _Connect:
+class Bound:
+    """Makes clients of the bound ``kind``; a :data:`~.api.Connect` that another process can be told of."""
+
     kind: str
     env: str
     action_repeat: int = 1
@@ -140,6 +142,7 @@ class BoundSession:
         step: int,
         executed: NDArray[np.float32] | None = None,
         frames: int = 0,
+        executed_through: int | None = None,
     ) -> TickResult:
         self._seq += 1
         action = np.asarray(self._act(step), np.float32)

@@ -34,6 +34,10 @@ class Jobs:
         self._at_work: dict[str, int] = dict.fromkeys(self._waiting, 0)
         self.left = sum(len(jobs) for jobs in self._waiting.values())  # not finished
 
+    @property
+    def waiting(self) -> int:
+        return sum(len(jobs) for jobs in self._waiting.values())
+
     def take(self, task: str | None) -> Job | None:
         """The next for a worker that has an env of ``task``: of the same task while there are any, else of the one with
         most left for each who is at work on it. None: nothing waits."""
@@ -49,9 +53,7 @@ class Jobs:
         self._at_work[job.task] -= 1
         self.left -= 1
 
-    def again(self, job: Job, why: str) -> Job:
+    def again(self, job: Job, why: str) -> None:
         """Put ``job`` back, to be run next: a process or its env died with it."""
         self._at_work[job.task] -= 1
-        repeated = Job(job.task, job.episode, (*job.failed, why))
-        self._waiting[job.task].appendleft(repeated)
-        return repeated
+        self._waiting[job.task].appendleft(Job(job.task, job.episode, (*job.failed, why)))

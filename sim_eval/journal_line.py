@@ -12,7 +12,7 @@ import numpy as np
 from omni_loop.errors import InvalidInput
 from omni_loop.types import Array
 
-from .episodes import EpisodeResult, Outcome, Prediction, Tick
+from .results import EpisodeResult, Outcome, Prediction, Tick
 
 _DTYPES = ("float32", "uint8")
 
@@ -29,6 +29,8 @@ def encode(result: EpisodeResult) -> str:
         "deadline_misses": result.deadline_misses,
         "reason": result.reason,
         "wall_s": result.wall_s,
+        "ended_s": result.ended_s,
+        "env_died": result.env_died,
         "policy_revision": result.policy_revision,
         "session": result.session,
         "actions": _array(result.actions),
@@ -67,6 +69,8 @@ def decode(line: str | bytes) -> EpisodeResult:
             session=str(row["session"]),
             task=str(row["task"]),
             deadline_misses=int(row["deadline_misses"]),
+            ended_s=float(row["ended_s"]),
+            env_died=bool(row["env_died"]),
         )
     except (ValueError, KeyError, TypeError, IndexError, RecursionError, zlib.error) as e:
         raise InvalidInput(f"no line of a finished episode: {type(e).__name__}: {e}") from None

@@ -10,17 +10,18 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from omni_loop.config import validate
 from omni_loop.errors import ConfigError, InvalidInput, OmniLoopError, Reason
 from omni_loop.types import ArraySpec, Op, SessionSpec
 
 from . import journal_line
-from .episodes import EpisodeResult
+from .results import EpisodeResult
 from .suite import EvalSuite
 
 RUN, JOURNAL = "run.json", "episodes.jsonl"
@@ -45,42 +46,69 @@ def fingerprint(suite: EvalSuite, **more: Any) -> dict[str, Any]:
 
 
 class Store:
-    """The folder of one run. Belongs to one process at a time."""
+    """The folder of one run. Belongs to one process at a time.
 
-    def __init__(self, folder: Path) -> None:
+    ``fresh``: what it holds is another run's and goes away. ``more``: of the fingerprint, what suite and server do not
+    say.
+    """
+
+    def __init__(self, folder: Path, fresh: bool = False, more: Mapping[str, Any] | None = None) -> None:
         self.folder = folder
-        self.fingerprint: dict[str, Any] = {}
+        self._fresh, self._more = fresh, dict(more or {})
+        self._policy: str | None = None
         self.results: dict[tuple[str, int], EpisodeResult] = {}  # of the journal, by task and episode
         self._fd = -1
 
-    def begin(self, said: Mapping[str, Any], head: Mapping[str, Any], fresh: bool = False) -> None:
-        """Open the journal for the run ``said`` to be (a :func:`fingerprint`), and read what it holds. ``head`` is kept
-        in ``run.json`` besides. ``fresh``: what is there is removed.
+    @property
+    def holds_results(self) -> bool:
+        """Whether :meth:`begin` will find episodes to go on from.
+
+        Raises:
+            ConfigError: the journal cannot be read.
+        """
+        return not self._fresh and bool(read_journal(self.folder))
+
+    @property
+    def ended_s(self) -> float:
+        """Seconds that the run had taken when its last episode ended."""
+        return max((r.ended_s for r in self.results.values()), default=0.0)
+
+    def begin(self, suite: EvalSuite, versions: Mapping[str, str | None], head: Mapping[str, Any]) -> None:
+        """Open the journal for a run of ``suite`` with ``versions`` of policy and env, and read what it holds. ``head``
+        is kept in ``run.json`` besides.
 
         Raises:
             OtherRun: the folder holds episodes of another one; the text says what differs.
             ConfigError: it cannot be read or written.
         """
+        now = fingerprint(suite, **versions, **self._more)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            if fresh:
+            if self._fresh:
                 for name in (JOURNAL, RUN):  # the journal first: without it the rest is of no run
                     (self.folder / name).unlink(missing_ok=True)
             results = read_journal(self.folder)
-            before = read_head(self.folder)["fingerprint"] if results else None
-            if before is not None and (differing := _differences(before, dict(said))):
-                raise OtherRun(
-                    f"{self.folder} holds {len(results)} episodes of another run; "
-                    f"what differs: {'; '.join(differing)}. Name another folder, or begin anew with --fresh"
-                )
-            self.fingerprint, self.results = {**(before or {}), **said}, {(r.task, r.episode): r for r in results}
-            _replace(self.folder / RUN, {"format": _FORMAT, "fingerprint": self.fingerprint, **head})
+            self._policy = next((r.policy_revision for r in results if r.policy_revision), None)
+            before = read_head(self.folder)["fingerprint"] if results else {}
+            self._refuse_others(results, {**before, **({"policy": self._policy} if self._policy else {})}, now)
+            self.results = {(r.task, r.episode): r for r in results}
+            # The policy's revision stands in every line of the journal.
+            said = {**before, **{name: value for name, value in now.items() if name != "policy"}}
+            _replace(self.folder / RUN, {"format": _FORMAT, "fingerprint": said, **head})
             self._open()
         except OSError as e:
             raise ConfigError(f"cannot write the journal of {self.folder}: {e.strerror}") from None
 
     def append(self, result: EpisodeResult) -> None:
-        """Keep ``result``: on the disk when this returns."""
+        """Keep ``result``: on the disk when this returns.
+
+        Raises:
+            OtherRun: it is of another policy than the episodes before it; nothing is kept.
+        """
+        if result.policy_revision:
+            self._policy = self._policy or result.policy_revision
+            if result.policy_revision != self._policy:
+                self._refuse_others([], {"policy": self._policy}, {"policy": result.policy_revision})
         _write_line(self._fd, journal_line.encode(result).encode() + b"\n")
         self.results[result.task, result.episode] = result
 
@@ -89,6 +117,19 @@ class Store:
             os.close(self._fd)
             self._fd = -1
 
+    def _refuse_others(self, results: Sequence[Any], before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        differing = [
+            f"{name} was {before[name]!r:.80}, is {now[name]!r:.80}"
+            for name in sorted(before.keys() & now.keys())
+            if before[name] != now[name]
+        ]
+        if differing:
+            held = f"{len(results)} episodes" if results else "episodes"
+            raise OtherRun(
+                f"{self.folder} holds {held} of another run; what differs: {'; '.join(differing)}. "
+                "Name another folder, or begin anew with --fresh"
+            )
+
     def _open(self) -> None:
         """For appending after the last whole line."""
         self.close()
@@ -96,6 +137,21 @@ class Store:
         whole = _whole(os.pread(self._fd, os.fstat(self._fd).st_size, 0))
         os.ftruncate(self._fd, len(whole))
         os.lseek(self._fd, len(whole), os.SEEK_SET)
+
+
+def load(folder: Path) -> tuple[EvalSuite, SessionSpec, str | None, list[EpisodeResult]]:
+    """The run in ``folder``: suite, the pipeline's spec, what the env calls its score, and every finished episode.
+
+    Raises:
+        ConfigError: it holds no run, or one that cannot be read.
+    """
+    head = read_head(folder)
+    try:
+        suite, spec = validate(EvalSuite, head["suite"], str(folder / RUN)), spec_from_json(head["spec"])
+        score = None if head["score"] is None else str(head["score"])
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        raise ConfigError(f"{folder / RUN} describes no run: {type(e).__name__}: {e}") from None
+    return suite, spec, score, read_journal(folder)
 
 
 def _write_line(fd: int, data: bytes) -> None:
@@ -110,8 +166,8 @@ def _whole(data: bytes) -> bytes:
 
 
 def read_journal(folder: Path) -> list[EpisodeResult]:
-    """Every finished episode, in the order in which they ended; none without a journal. One that stands twice counts
-    once, as it was first.
+    """Every finished episode, in the order in which they ended; none without a journal. One that broke and was run
+    again stands there twice and counts once, as it was last.
 
     Raises:
         ConfigError: a line other than the last is none of a journal.
@@ -129,7 +185,7 @@ def read_journal(folder: Path) -> list[EpisodeResult]:
             result = journal_line.decode(line)
         except InvalidInput as e:
             raise ConfigError(f"{path}, line {number}: {e.text}") from None
-        found.setdefault((result.task, result.episode), result)
+        found[result.task, result.episode] = result
     return list(found.values())
 
 
@@ -170,16 +226,8 @@ def _replace(path: Path, content: Mapping[str, Any]) -> None:
         raise
 
 
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What both say, and say differently."""
-    return [
-        f"{key} was {before[key]!r:.80}, is {now[key]!r:.80}"
-        for key in sorted(before.keys() & now.keys())
-        if before[key] != now[key]
-    ]
-
-
 def spec_to_json(spec: SessionSpec) -> dict[str, Any]:
+    """For :func:`spec_from_json`."""
     return asdict(spec)
 
 

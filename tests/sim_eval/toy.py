@@ -155,6 +155,7 @@ class ToySession:
         step: int,
         executed: NDArray[np.float32] | None = None,
         frames: int = 0,
+        executed_through: int | None = None,
     ) -> TickResult:
         with self._server.lock:
             self._server.heard.append((self._seed, step, executed, tuple(arrays)))
