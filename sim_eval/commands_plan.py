@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -78,41 +79,58 @@ def _independent(a: float, b: float, power: float, alpha: float) -> dict[str, An
     exact = guess <= power_.EXACT
     episodes = power_.least(lambda n: power_.fisher_power(a, b, n, alpha) >= power, guess) if exact else guess
     seen = {n: power_.fisher_power(a, b, n, alpha) for n in _SHOWN}
-    return _line("other seeds, Fisher exact", episodes, None, seen, approximated=not exact)
+    return _line("Fisher exact", None, episodes, None, seen, approximated=not exact)
 
 
 def _paired(pair: Pairing, power: float, alpha: float) -> list[dict[str, Any]]:
-    about = f"same seeds, correlation {pair.correlation:.2f} ({100 * pair.differing:.0f} % differ)"
     fixed = power_.least(lambda n: power_.mcnemar_power(pair, n, alpha) >= power)
     seen = {n: power_.mcnemar_power(pair, n, alpha) for n in _SHOWN}
-    lines = [_line(f"{about}, McNemar exact", fixed, None, seen)]
+    lines = [_line("McNemar exact", pair, fixed, None, seen)]
     if fixed is None or fixed > 4000:  # summing over all paths takes minutes then
         return lines
     alive = power_.survival(pair, max(3 * fixed, _SHOWN[-1]), alpha)
     enough = np.flatnonzero(1 - alive >= power)
     most = int(enough[0]) if len(enough) else None
     mean = None if most is None else float(alive[:most].sum())
-    return [*lines, _line(f"{about}, sequential", most, mean, {n: float(1 - alive[n]) for n in _SHOWN})]
+    return [*lines, _line("sequential", pair, most, mean, {n: float(1 - alive[n]) for n in _SHOWN})]
 
 
 def _line(
-    design: str, episodes: int | None, mean: float | None, power: dict[int, float], approximated: bool = False
+    test: str,
+    pair: Pairing | None,
+    episodes: int | None,
+    mean: float | None,
+    power: dict[int, float],
+    approximated: bool = False,
 ) -> dict[str, Any]:
-    return {"design": design, "episodes": episodes, "mean": mean, "power": power, "approximated": approximated}
+    """``pair``: None for runs on other seeds. ``episodes``: that a run must be allowed; ``mean``: that it takes."""
+    return {
+        "seeds": "other" if pair is None else "same",
+        "correlation": None if pair is None else pair.correlation,
+        "discordant": None if pair is None else pair.differing,
+        "test": test,
+        "episodes": episodes,
+        "mean": mean,
+        "power": power,
+        "approximated": approximated,
+    }
 
 
 def _table(lines: list[dict[str, Any]], a: float, b: float, power: float, alpha: float) -> Table:
     out = Table(
-        title=f"{a:g} against {b:g}: episodes of each policy for power {power:g} at alpha {alpha:g}",
+        title=f"{a:g} against {b:g}: episodes of each policy, for power {power:g} at alpha {alpha:g}",
         title_justify="left",
-        caption="power: probability of seeing the difference with so many episodes",
+        caption=f"right: power with {', '.join(map(str, _SHOWN))} episodes; differ: seeds on which only one succeeds",
         caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
     )
-    out.add_column("design")
-    for column in ("episodes", "on average", *(f"power at {n}" for n in _SHOWN)):
-        out.add_column(column, justify="right")
+    for column in ("seeds", "phi", "differ", "test", "episodes", "mean", *map(str, _SHOWN)):
+        left = column in ("seeds", "test")
+        out.add_column(column, justify="left" if left else "right", no_wrap=True)
     for line in lines:
         most = "–" if line["episodes"] is None else f"{'~' if line['approximated'] else ''}{line['episodes']}"
         mean = "" if line["mean"] is None else f"{line['mean']:.0f}"
-        out.add_row(line["design"], most, mean, *(f"{100 * p:.0f} %" for p in line["power"].values()))
+        pairs = ("", "") if line["seeds"] == "other" else (f"{line['correlation']:.2f}", f"{line['discordant']:.0%}")
+        out.add_row(line["seeds"], *pairs, line["test"], most, mean, *(f"{p:.0%}" for p in line["power"].values()))
     return out

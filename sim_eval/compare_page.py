@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich import box
 from rich.markup import escape
 from rich.table import Table
 
@@ -89,9 +90,11 @@ _LINES = {"difference": "value", "lower bound": "low", "upper bound": "high"}
 def table(found: Comparison, a: StoredRun, b: StoredRun) -> Table:
     """Rates, difference and p: of every task, and of all together."""
     called, level = names(a, b), f"{100 * found.level:g} %"
-    out = Table(title=escape(f"{called[0]} and {called[1]}: {found.pooled.pairs.pairs} pairs"), title_justify="left")
-    for column in ("", *called, "difference", level, "McNemar p", *(["p of all tasks"] if found.tasks else [])):
-        out.add_column(escape(column), justify="left" if not column else "right")
+    title = escape(f"{called[0]} and {called[1]}: {found.pooled.pairs.pairs} pairs")
+    out = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    out.add_column("", overflow="fold")
+    for column in (*called, "difference", level, "McNemar p", *(["corrected"] if found.tasks else [])):
+        out.add_column(escape(column), justify="right")
     for one in (*found.tasks, found.pooled):
         last = one is found.pooled
         adjusted = [] if not found.tasks else [""] if last else [pages.p_value(one.adjusted)]
@@ -112,4 +115,4 @@ def _cells(one: Compared, last: bool) -> list[str]:
 
 
 def _side(side: Side) -> str:
-    return f"{side.successes}/{side.episodes} = {pages.percent(side.rate)} % {escape(str(side.bounds))}"
+    return f"{side.successes}/{side.episodes} {escape(str(side.bounds))}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from rich import box
 from rich.markup import escape
 from rich.table import Table
 
@@ -35,27 +36,31 @@ def render(
 
 
 def tables(boards: Sequence[Board]) -> Iterator[Table]:
-    """One for every board."""
+    """One for every board; columns that would be empty are left out."""
     for board in boards:
+        misses, ties = any(e.deadline_misses for e in board.entries), any(e.alike for e in board.entries)
         tasks = f", {len(board.tasks)} tasks" if len(board.tasks) > 1 else ""
-        out = Table(title=escape(f"{board.env}{tasks}"), title_justify="left")
-        for column in ("#", "run", "success", "interval", "steps", "tick p50 ms", "p99", "misses", "not told from"):
-            left = column in ("run", "not told from")
-            out.add_column(column, justify="left" if left else "right", overflow="fold")
-        for entry in board.entries:
-            out.add_row(*_cells(entry))
+        out = Table(
+            title=escape(f"{board.env}{tasks}"), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+        )
+        out.add_column("#", justify="right")
+        out.add_column("run", overflow="fold")
+        for column in ("success", "%", "interval", "steps", "tick ms", "p99", *(["misses"] if misses else [])):
+            out.add_column(column, justify="right", no_wrap=True)
+        if ties:
+            out.add_column("not told from", overflow="fold")
+        for e in board.entries:
+            last = ([str(e.deadline_misses)] if misses else []) + ([escape(", ".join(e.alike))] if ties else [])
+            out.add_row(str(e.rank), escape(e.name), *_cells(e), *last)
         yield out
 
 
 def _cells(e: Entry) -> tuple[str, ...]:
     return (
-        str(e.rank),
-        escape(e.name),
-        f"{e.successes}/{e.episodes} = {pages.percent(e.rate)} %",
+        f"{e.successes}/{e.episodes}",
+        pages.percent(e.rate),
         escape(str(e.bounds)),
         f"{e.steps:.0f}",
         f"{e.tick_p50_ms:.1f}",
         f"{e.tick_p99_ms:.1f}",
-        str(e.deadline_misses),
-        escape(", ".join(e.alike)),
     )
