@@ -12,7 +12,7 @@ from .difference import Difference, holm, of
 from .pooled import pooled
 from .rows import Key, successes
 from .stats import Interval, Paired, interval, paired
-from .stored import StoredRun
+from .stored import StoredRun, refuse_others
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +75,7 @@ def compare(a: StoredRun, b: StoredRun, level: float = 0.95, method: str = "wils
 
 def check(a: StoredRun, b: StoredRun) -> None:
     """Refuse runs whose episodes of a seed are not the same episodes."""
-    mine, theirs = a.world(), b.world()
-    common = mine.keys() & theirs.keys()
-    for name in (n for n in mine if n in common):
-        if mine[name] != theirs[name]:
-            raise ConfigError(
-                f"the runs cannot be paired: {name} is {mine[name]!r:.80} in {a.folder} "
-                f"and {theirs[name]!r:.80} in {b.folder}"
-            )
+    refuse_others(a.world(), b.world(), a.folder, b.folder)
     tasks = set(a.tasks) & set(b.tasks)
     if not tasks:
         hint = nearest(a.tasks[0], b.tasks)

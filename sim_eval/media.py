@@ -8,10 +8,10 @@ from pathlib import Path
 
 from omni_loop.errors import MissingExtra
 
-from .episodes import EpisodeResult
 from .imagined import Imagined, video_frames
 from .predictions import Comparison, by_horizon, compare, select, side_by_side
 from .replay import Replay, replay
+from .results import EpisodeResult
 from .runner import Run
 from .suite import EvalSuite
 from .video import ACCENT, BAD, GOOD, Frame, caption, write_mp4

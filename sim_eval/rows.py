@@ -10,7 +10,7 @@ from typing import Any
 
 from omni_loop.errors import ConfigError
 
-from .episodes import EpisodeResult
+from .results import EpisodeResult
 from .stats import spread
 
 Key = tuple[str, int]  # of an episode: its task ("" when the suite has one) and its seed

@@ -46,12 +46,27 @@ class StoredRun:
 
     def world(self) -> dict[str, Any]:
         """What of the env an outcome depends on besides its seed, by name; of an old folder the env alone."""
-        found = {name: self.said[f"suite.{name}"] for name in _SAME if f"suite.{name}" in self.said}
-        for task in self.tasks:
-            own = self.said.get(f"suite.tasks.{task}")
-            if isinstance(own, Mapping):
-                found |= {f"{name} of {task or 'the task'}": own.get(name) for name in ("env_options", "max_steps")}
-        return {"env": self.env, **found}
+        return world(self.env, self.tasks, self.said)
+
+
+def world(env: str, tasks: Iterable[str], said: Mapping[str, Any]) -> dict[str, Any]:
+    """What of the env the outcomes of ``tasks`` depend on besides their seeds, by name; ``said``: of a suite, by dotted
+    name (:func:`.store.fingerprint`)."""
+    found = {name: said[f"suite.{name}"] for name in _SAME if f"suite.{name}" in said}
+    for task in tasks:
+        own = said.get(f"suite.tasks.{task}")
+        if isinstance(own, Mapping):
+            found |= {f"{name} of {task or 'the task'}": own.get(name) for name in ("env_options", "max_steps")}
+    return {"env": env, **found}
+
+
+def refuse_others(a: Mapping[str, Any], b: Mapping[str, Any], name_a: object, name_b: object) -> None:
+    """Refuse to pair what was run in other worlds. Raises :class:`ConfigError`; the text says what differs."""
+    for name in a:
+        if name in b and a[name] != b[name]:
+            raise ConfigError(
+                f"the runs cannot be paired: {name} is {a[name]!r:.80} in {name_a} and {b[name]!r:.80} in {name_b}"
+            )
 
 
 def load(folder: Path, option: str = "") -> StoredRun:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from . import rows
-from .episodes import EpisodeResult, Outcome, Tick
 from .pooled import pooled
+from .results import EpisodeResult, Outcome, Tick
 from .rows import Key, Row, by_task
 from .runner import Run
 from .stats import Paired, interval, paired, spread
