@@ -61,12 +61,14 @@ Connect = Callable[[], LoopClient]  # every worker has a connection of its own
 @dataclass(frozen=True)
 class Server:
     """A server by its address: a :data:`Connect` that another process can be told of, so that episodes are sharded over
-    processes. ``timeout_s`` bounds every call."""
+    processes. ``timeout_s`` bounds every call; ``serves`` says what of its deployment an answer depends on, "" where
+    nobody knows."""
 
     address: str
     timeout_s: float = 120.0
     token: str | None = field(default=None, repr=False)
     tls: Tls | None = None
+    serves: str = ""
 
     def __call__(self) -> LoopClient:
         return connect_to(self.address, timeout_s=self.timeout_s, token=self.token, tls=self.tls)

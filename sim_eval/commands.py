@@ -1,9 +1,9 @@
-"""``omni-loop eval`` and ``omni-loop demo``."""
+"""``omni-loop eval SUITE`` and ``omni-loop demo``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,20 +14,23 @@ from omni_loop.cli import connection, output
 from omni_loop.client import Tls
 from omni_loop.config import shipped
 
+from . import bounds, live_sweep, summary
 from . import media as media_
-from . import report, rows, summary
 from .api import Connect
-from .console import progress, table
+from .evaluate import Other, check, evaluate, finish, run_episodes, save
 from .imagined import imagine
-from .runner import Run, run_suite
-from .served import deployment_of, note_outcomes
-from .stats import Paired, paired
-from .suite import EvalSuite, load_suite
+from .served import note_outcomes
+from .serving import server as _server
+from .stats import paired
+from .suite import CHUNKS, EvalSuite, load_suite
 
 _IMAGINED_STEPS = 100
 
 Address = Annotated[str, typer.Option(help="Server to use, host:port. Left out: one is started and stopped again.")]
-Out = Annotated[Path, typer.Option(help="Folder for report.html, summary.json, episodes.json and videos.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="Folder for the journal, report.html, JSON, Parquet and videos.  [default: runs/SUITE]"),
+]
 
 
 def eval_command(
@@ -35,14 +38,35 @@ def eval_command(
         str, typer.Argument(help=f"Shipped suite ({', '.join(shipped('eval'))}) or a path to one.")
     ] = "pusht-image",
     episodes: Annotated[int | None, typer.Option(min=1, help="How many, instead of the suite's number.")] = None,
+    task: Annotated[
+        list[str] | None, typer.Option(help="Only this task of the suite; once for each.", show_default=False)
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the first episode; the others follow.")] = None,
+    policy: Annotated[
+        str, typer.Option(help="random, hold or expert: a bound instead of the suite's pipeline.", show_default=False)
+    ] = "",
     state: Annotated[
         bool | None, typer.Option("--state/--image", help="Give the true state, or only what a camera sees.")
     ] = None,
     keys: Annotated[str | None, typer.Option(help="Observation keys to send, separated by commas.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Episodes at a time.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes that episodes are spread over.")] = None,
     interval: Annotated[str | None, typer.Option(help="wilson, clopper-pearson or jeffreys.")] = None,
     videos: Annotated[str | None, typer.Option(help="none, outcome (one for each) or all.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew instead of going on with what is there.")] = False,
+    live: Annotated[bool, typer.Option("--live", help="The simulated clock goes on while the policy thinks.")] = False,
+    latency_ms: Annotated[
+        str | None, typer.Option(help="With --live: of answers. Several by commas: one run each, and a plot.")
+    ] = None,
+    jitter_ms: Annotated[float | None, typer.Option(min=0, help="With --live: deviation of the latency.")] = None,
+    measured: Annotated[
+        bool, typer.Option("--measured", help="With --live: add what answers really take. Not reproducible.")
+    ] = False,
+    chunks: Annotated[
+        str | None, typer.Option(help=f"With --live: how chunks take over: {', '.join(CHUNKS)}; several by commas.")
+    ] = None,
+    join: Annotated[
+        bool | None, typer.Option("--join/--no-join", help="With --live: --chunks joined, or aligned.")
+    ] = None,
     against: Annotated[Path | None, typer.Option(help="Folder of an earlier run to pair with, seed by seed.")] = None,
     checkpoint: Annotated[
         str, typer.Option(help="Serve this one instead of the deployment's, where a template makes the pipeline.")
@@ -56,13 +80,16 @@ def eval_command(
     tls_ca: connection.Ca = None,
     tls_cert: connection.Certificate = None,
     tls_key: connection.Key = None,
-    out: Out = Path("runs/eval"),
+    out: Out = None,
 ) -> None:
     """Measure a success rate: N seeded episodes in closed loop through a server, with a 95 % interval.
 
-    Writes one self-contained HTML page, JSON for machines, and videos. Ends with 1 when episodes broke.
+    Writes one self-contained HTML page, JSON and Parquet for machines, and videos. A run that was ended goes on where
+    it stopped when the same command is given again. Ends with 1 when episodes broke.
 
     omni-loop eval pusht-image --episodes 50 --out runs/image
+
+    omni-loop eval pusht-state --live --latency-ms 0,100,200,400 --out runs/live
     """
     token, tls = _credentials(address, token_file, tls_ca, tls_cert, tls_key)
     chosen = load_suite(suite).changed(
@@ -73,30 +100,63 @@ def eval_command(
         interval=interval,
         videos=videos,
     )
+    chosen = chosen.only(*(task or ()))
     if state is not None:
         chosen = chosen.with_state(state)
+    folder = out or Path("runs") / chosen.name
     usual = chosen.execution_horizon
     if record is not None:  # a row of a dataset is a step: each is observed
         chosen = chosen.changed(execution_horizon=1)
+    if policy:
+        _alone("--policy", policy, address=address, checkpoint=checkpoint, record=record)
+        chosen = bounds.bounded(chosen, policy)
+    sweep = live_sweep.points(chosen, live, latency_ms, jitter_ms, measured, chunks, join)
     console = Console()
     if not chosen.unseen:
         console.print(
             f"[yellow]seeds from {chosen.first_seed} may be those of demonstrations: no measure of unseen episodes[/]"
         )
-    other = None if against is None else (against.name, summary.read(against))
-    if other is not None:  # that they can be paired is a matter of seeds alone
-        paired(summary.expected(chosen), other[1])
-    _check(chosen, out)
+    other = _to_pair_with(against, chosen)
+    if other is not None and len(sweep) > 1:
+        raise typer.BadParameter("--against is of one run, not of several latencies")
     if address and (checkpoint or record):
         raise typer.BadParameter("--checkpoint and --record are of a server that is started, not of --address")
     if record is not None:
         output.folder(record, "--record")
-    with _server(chosen, address, console, checkpoint, record, token, tls) as connect:
-        run = _run(chosen, connect, console)
-    if record is not None:
-        note_outcomes(record, run)
-    numbers, seen = _save(run, out)
-    _finish(run, numbers, seen, out, console, other, None if record is None else usual or run.spec.execution_horizon)
+
+    def serve(served: EvalSuite) -> AbstractContextManager[Connect]:
+        if policy:
+            return nullcontext(bounds.connect(policy, served))
+        return _server(served, address, console, checkpoint, record, token, tls)
+
+    if len(sweep) > 1:
+        broken = live_sweep.run(sweep, folder, serve, console, fresh)
+    else:
+        done = evaluate(sweep[0], folder, serve, console, fresh=fresh, other=other)
+        broken = done.broken
+        if record is not None:
+            note_outcomes(record, done.run)
+            horizon = usual or done.run.spec.execution_horizon
+            if horizon > 1:
+                said = f"every step observed: 1 action of a chunk executed, not the suite's {horizon}"
+                console.print(said, markup=False, highlight=False)
+    if broken:
+        raise typer.Exit(1)
+
+
+def _alone(option: str, value: str, **others: Any) -> None:
+    for name, given in others.items():
+        if given:
+            raise typer.BadParameter(f"{option} {value} acts without a server: leave --{name} out")
+
+
+def _to_pair_with(against: Path | None, suite: EvalSuite) -> Other | None:
+    """What ``--against`` names, if it can be paired with ``suite``: a matter of tasks and seeds alone."""
+    if against is None:
+        return None
+    other = summary.read(against)
+    paired(summary.expected(suite), other)
+    return against.name, other
 
 
 def demo_command(
@@ -107,7 +167,7 @@ def demo_command(
     tls_ca: connection.Ca = None,
     tls_cert: connection.Certificate = None,
     tls_key: connection.Key = None,
-    out: Out = Path("runs/demo"),
+    out: Annotated[Path, typer.Option(help="Folder for report.html, JSON, Parquet and videos.")] = Path("runs/demo"),
 ) -> None:
     """PushT from camera images through gRPC, then the same policy inside the world model alone.
 
@@ -116,22 +176,16 @@ def demo_command(
     """
     token, tls = _credentials(address, token_file, tls_ca, tls_cert, tls_key)
     suite, console = load_suite("demo").changed(episodes=episodes), Console()
-    _check(suite, out)
+    check(suite, out)
     with _server(suite, address, console, token=token, tls=tls) as connect:
-        run = _run(suite, connect, console)
-        numbers, seen = _save(run, out)
+        done = save(run_episodes(suite, connect, out, console, fresh=True), out)
         if steps:
             video, facts = _imagine(suite, connect, steps, out, console)
-            seen.videos.append(video)
-            numbers["imagined"] = facts
-    _finish(run, numbers, seen, out, console, None)
-
-
-def _check(suite: EvalSuite, out: Path) -> None:
-    """See that the env has the suite's keys and that ``out`` can be written, before a server is started."""
-    suite.make_env().close()
-    output.folder(out, "--out", "summary.json", "episodes.json", "report.html")
-    output.folder(out / "videos", "--out")
+            done.seen.videos.append(video)
+            done.numbers["imagined"] = facts
+    finish(done, console)
+    if done.broken:
+        raise typer.Exit(1)
 
 
 def _credentials(
@@ -139,47 +193,6 @@ def _credentials(
 ) -> tuple[str | None, Tls | None]:
     """What the server at ``address`` is shown. One that is started here is open, to this machine alone."""
     return (connection.read_token(token_file), connection.tls_of(ca, certificate, key)) if address else (None, None)
-
-
-@contextmanager
-def _server(
-    suite: EvalSuite,
-    address: str,
-    console: Console,
-    checkpoint: str = "",
-    record: Path | None = None,
-    token: str | None = None,
-    tls: Tls | None = None,
-) -> Iterator[Connect]:
-    """How to connect: to ``address``, or to a server that lives as long as this context."""
-    from omni_loop.client import connect
-
-    if address:
-        yield lambda: connect(address, timeout_s=suite.time_limit_s, token=token, tls=tls)
-        return
-    from omni_loop.serve.background import BackgroundServer
-
-    with console.status(f"starting a server for {suite.deployment}"):
-        server = BackgroundServer(deployment_of(suite, checkpoint, record))
-        server.start()
-    try:
-        yield lambda: connect(server.address, timeout_s=suite.time_limit_s)
-    finally:
-        server.stop()
-
-
-def _run(suite: EvalSuite, connect: Connect, console: Console) -> Run:
-    with progress(console, suite) as on_result:
-        return run_suite(suite, connect, on_result)
-
-
-def _save(run: Run, out: Path) -> tuple[dict[str, Any], media_.Media]:
-    """Write the numbers first: a film that cannot be made must not cost them."""
-    numbers = summary.summarise(run)
-    summary.write(out, numbers, run.results)
-    seen = media_.collect(run, out / "videos")
-    numbers["predictions"] = {"n": seen.compared, "psnr_by_horizon": seen.horizon}
-    return numbers, seen
 
 
 def _imagine(
@@ -205,34 +218,3 @@ def _imagine(
     facts = {"seed": made.seed, "steps": made.steps, "done_at": made.done_at, "wall_s": made.wall_s}
     console.print(f"imagined {made.steps} steps in {made.wall_s:.1f} s, without a simulator")
     return video, facts
-
-
-def _finish(
-    run: Run,
-    numbers: dict[str, Any],
-    seen: media_.Media,
-    out: Path,
-    console: Console,
-    other: tuple[str, dict[rows.Key, bool]] | None,
-    usual: int | None = None,
-) -> None:
-    """Table, JSON and page; the exit code tells whether episodes broke. ``other``: the run to pair with. ``usual``: of
-    a recorded run, the actions of a chunk that are executed when it is not recorded."""
-    comparison: tuple[str, Paired] | None = None
-    if other is not None:
-        name, pairs = other[0], summary.against(run.results, other[1])
-        comparison = (name, pairs)
-        numbers["paired"] = {"with": name, "only_this": pairs.only_a, "only_other": pairs.only_b, "p": pairs.p}
-        console.print(f"paired with {name}: {pairs.only_a} only here, {pairs.only_b} only there, p = {pairs.p:.3f}")
-    summary.write(out, numbers, run.results)
-    page = report.write(out / "report.html", report.render(run, numbers, seen, comparison=comparison))
-    console.print(table(numbers))
-    if usual is not None and usual > 1:
-        said = f"every step observed: 1 action of a chunk executed, not the suite's {usual}"
-        console.print(said, markup=False, highlight=False)
-    if seen.missing:
-        console.print(f"no videos: {seen.missing}", markup=False)
-    console.print(f"report: {page}", markup=False, soft_wrap=True)
-    if broken := numbers["errors"] + numbers["timeouts"]:
-        console.print(f"[red]{broken} of {numbers['episodes']} episodes broke; the report says why[/]")
-        raise typer.Exit(1)

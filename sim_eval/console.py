@@ -2,49 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
-from .episodes import EpisodeResult, Outcome
 from .report import segments
+from .results import EpisodeResult, Outcome
 from .stats import interval
 from .suite import EvalSuite
 
+_ETA_S = 3600.0  # of episodes by whose rate the rest is foretold
+
+
+class Progressing:
+    """A bar for each task where there are several, and one for all: running k/n with its interval, episodes a minute,
+    the time left."""
+
+    def __init__(self, bar: Progress, suite: EvalSuite) -> None:
+        self._bar, self._method = bar, suite.interval
+        names = suite.task_names if len(suite.task_names) > 1 else ()
+        self._bars = {
+            name: bar.add_task(f"  {escape(name)}", total=suite.episodes, rate="", pace="", start=False)
+            for name in names
+        }
+        total = suite.episodes * len(suite.task_names)
+        self._all = bar.add_task(escape(suite.name), total=total, rate="", pace="")
+        self._counts: dict[int, list[int]] = {id_: [0, 0] for id_ in (self._all, *self._bars.values())}
+        self._began, self._n = time.monotonic(), 0
+
+    def resumed(self, results: Sequence[EpisodeResult]) -> None:
+        """What an earlier part of the run finished: it counts, and took no time of this one."""
+        for result in results:
+            self._add(result)
+        if results:
+            self._bar.console.print(f"{len(results)} episodes are there already", highlight=False)
+        for id_, (_, n) in self._counts.items():
+            self._bar.reset(TaskID(id_), start=id_ == self._all, completed=n)
+            self._show(id_)
+        self._began = time.monotonic()
+
+    def heard(self, result: EpisodeResult) -> None:
+        """One more."""
+        self._n += 1
+        for id_ in self._add(result):
+            self._bar.start_task(TaskID(id_))
+            self._bar.advance(TaskID(id_))
+            self._show(id_)
+        minutes = (time.monotonic() - self._began) / 60
+        self._bar.update(self._all, pace=f"{self._n / minutes:.0f}/min" if minutes * 60 > 1 else "")
+        if result.outcome in (Outcome.ERROR, Outcome.TIMEOUT):
+            about = f"{result.task} " if result.task else ""
+            self._bar.console.print(
+                f"{about}episode {result.episode} (seed {result.seed}): {result.outcome}: {result.reason}", markup=False
+            )
+
+    def _add(self, result: EpisodeResult) -> list[int]:
+        ids = [int(self._all), *([int(self._bars[result.task])] if result.task in self._bars else [])]
+        for id_ in ids:
+            self._counts[id_][0] += result.success
+            self._counts[id_][1] += 1
+        return ids
+
+    def _show(self, id_: int) -> None:
+        k, n = self._counts[id_]
+        if n:
+            said = f"[bold]{100 * k / n:.0f} %[/] {k}/{n} {escape(str(interval(k, n, self._method)))}"
+            self._bar.update(TaskID(id_), rate=said)
+
 
 @contextmanager
-def progress(console: Console, suite: EvalSuite) -> Iterator[Callable[[EpisodeResult], None]]:
-    """A bar with the running k/n and its interval; yields what is to be told of every result."""
+def progress(console: Console, suite: EvalSuite) -> Iterator[Progressing]:
+    """Shows how a run goes, while it goes."""
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
+        TextColumn("{task.fields[pace]}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=console,
+        speed_estimate_period=_ETA_S,
     )
     with bar:
-        task = bar.add_task(suite.name, total=suite.episodes, rate="")
-        k = n = 0
-
-        def on_result(result: EpisodeResult) -> None:
-            nonlocal k, n
-            k, n = k + result.success, n + 1
-            bounds = interval(k, n, suite.interval)
-            bar.update(
-                task, advance=1, rate=f"[bold]{100 * k / n:.0f} %[/] {k}/{n} {str(bounds).replace('[', chr(92) + '[')}"
-            )
-            if result.outcome in (Outcome.ERROR, Outcome.TIMEOUT):
-                bar.console.print(
-                    f"episode {result.episode} (seed {result.seed}): {result.outcome}: {result.reason}", markup=False
-                )
-
-        yield on_result
+        yield Progressing(bar, suite)
 
 
 def table(summary: Mapping[str, Any]) -> Table:

@@ -42,17 +42,25 @@ class Axis:
 
 
 def plot(
-    series: Mapping[str, Points], x: Axis, y: Axis, *, lines: bool = True, dots: bool = True, diagonal: bool = False
+    series: Mapping[str, Points],
+    x: Axis,
+    y: Axis,
+    *,
+    lines: bool = True,
+    dots: bool = True,
+    diagonal: bool = False,
+    bars: Mapping[str, Sequence[tuple[float, float, float]]] | None = None,
 ) -> Markup:
     """``series`` as lines and dots of classes ``l0``, ``l1``, ... in their order. ``diagonal``: where both axes say the
-    same."""
+    same. ``bars``: of a series, (x, low, high) of upright lines such as intervals."""
     parts = [_frame(x, y)]
     if diagonal:
         low, high = max(x.low, y.low), min(x.high, y.high)
         parts.append(_line("ideal", (_x(x, low), _y(y, low)), (_x(x, high), _y(y, high))))
-    for i, points in enumerate(series.values()):
+    for i, (name, points) in enumerate(series.items()):
         placed = [(_x(x, a), _y(y, b)) for a, b in points]
-        drawn = ""
+        upright = (bars or {}).get(name, ())
+        drawn = "".join(_line("bar", (_x(x, a), _y(y, low)), (_x(x, a), _y(y, high))) for a, low, high in upright)
         if lines and len(placed) > 1:
             drawn += f'<polyline points="{" ".join(f"{a:.1f},{b:.1f}" for a, b in placed)}"/>'
         if dots:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -104,14 +104,17 @@ def run_suite(
     grace_s: float = GRACE_S,
     *,
     store: Store | None = None,
+    on_resumed: Callable[[Sequence[EpisodeResult]], None] | None = None,
 ) -> Run:
     """Run every episode. Episodes that fail are results; what stops the run is only a failed preflight.
 
     Args:
         connect: an :class:`.api.Server` or a bound: episodes are sharded over ``suite.workers`` processes; any other
             callable: over as many threads.
-        on_result: hears of every result as it comes, first of those that ``store`` holds from an earlier part.
-        store: the run's folder; each result is written to its journal at once, and what it holds is not run again.
+        on_result: hears of every result as it comes.
+        store: the run's folder; each result is written to its journal at once. What the journal holds is not run again,
+            unless it broke.
+        on_resumed: hears, before the first result, of those that were there.
 
     Raises:
         OtherRun: ``store`` holds episodes of another suite, policy or env.
@@ -120,15 +123,15 @@ def run_suite(
     done: dict[tuple[str, int], EpisodeResult] = {}
     found = preflight(suite, connect, ask_revision=store is not None and store.holds_results)
     if store is not None:
-        versions = {"spec": found.spec.digest, "env": found.env, "policy": found.policy}
+        serves = getattr(connect, "serves", "") or None
+        versions = {"spec": found.spec.digest, "env": found.env, "policy": found.policy, "deployment": serves}
         head = {"suite": suite.model_dump(mode="json"), "spec": spec_to_json(found.spec), "score": found.score}
         store.begin(suite, versions, head)
         wanted = {(task, i) for task in suite.task_names for i in range(suite.episodes)}
         done = {key: r for key, r in store.results.items() if key in wanted and r.outcome not in BROKEN}
     run = Run(suite, list(done.values()), found.spec, found.score, resumed=len(done))
-    for result in run.results:
-        if on_result:
-            on_result(result)
+    if on_resumed:
+        on_resumed(run.results)
     before, began = 0.0 if store is None else store.ended_s, time.monotonic()
     for result in _Watch(suite, connect, grace_s, Jobs(suite, done)).results():
         result = replace(result, ended_s=round(before + time.monotonic() - began, 3))

@@ -46,15 +46,11 @@ def fingerprint(suite: EvalSuite, **more: Any) -> dict[str, Any]:
 
 
 class Store:
-    """The folder of one run. Belongs to one process at a time.
+    """The folder of one run. Belongs to one process at a time. ``fresh``: what it holds goes away."""
 
-    ``fresh``: what it holds is another run's and goes away. ``more``: of the fingerprint, what suite and server do not
-    say.
-    """
-
-    def __init__(self, folder: Path, fresh: bool = False, more: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, folder: Path, fresh: bool = False) -> None:
         self.folder = folder
-        self._fresh, self._more = fresh, dict(more or {})
+        self._fresh = fresh
         self._policy: str | None = None
         self.results: dict[tuple[str, int], EpisodeResult] = {}  # of the journal, by task and episode
         self._fd = -1
@@ -81,7 +77,7 @@ class Store:
             OtherRun: the folder holds episodes of another one; the text says what differs.
             ConfigError: it cannot be read or written.
         """
-        now = fingerprint(suite, **versions, **self._more)
+        now = fingerprint(suite, **versions)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if self._fresh:

@@ -69,7 +69,7 @@ def test_eval_options_reach_the_run(server: ToyServer, tmp_path: Path) -> None:
     assert {keys for _, _, _, keys in server.heard} == {("image", "position", "goal")}
     s = json.loads((tmp_path / "summary.json").read_text())
     assert (s["first_seed"], s["seeds_unseen"], s["state_given"]) == (7, False, True)
-    call("eval", "--keys", "position", "--episodes", "1", "--out", str(tmp_path))
+    call("eval", "--keys", "position", "--episodes", "1", "--fresh", "--out", str(tmp_path))
     assert server.heard[-1][3] == ("position",)
     with pytest.raises(UnknownName, match=r"'positon'. Did you mean 'position'"):
         call("eval", "--keys", "positon", "--out", str(tmp_path))
@@ -132,7 +132,7 @@ def test_a_run_may_be_paired_with_the_one_it_replaces(server: ToyServer, tmp_pat
     out = ("--out", str(tmp_path))
     call("eval", "--episodes", "3", *out)
     server.lost = frozenset({S, S + 1})
-    code, said = call("eval", "--episodes", "3", "--against", str(tmp_path), *out)
+    code, said = call("eval", "--episodes", "3", "--against", str(tmp_path), "--fresh", *out)
     assert code == 0
     assert "0 only here, 1 only there" in said
 

@@ -75,7 +75,7 @@ def draw(position: NDArray[np.floating], size: int = 32) -> NDArray[np.uint8]:
 
 SPEC = SessionSpec(
     pipeline="toy",
-    observations=tuple(replace(o, optional=o.name == "goal") for o in ToyEnv.observations),
+    observations=tuple(replace(o, optional=o.name != "position") for o in ToyEnv.observations),
     action=ToyEnv.action,
     horizon=8,
     execution_horizon=4,
