@@ -60,10 +60,6 @@ class MetaWorld(BaseEnv):
         """``float64[39]``: what the expert acts on; not rounded to what a policy sees."""
         return self._sim.seen.copy()
 
-    def hold(self) -> NDArray[np.float32]:
-        """``float32[4]``: the action that does least; the hand stays, the fingers do not push."""
-        return np.zeros(4, np.float32)
-
     def _reset(self, seed: int) -> None:
         self._sim.reset(seed)
 
