@@ -19,7 +19,7 @@ GRIPPER = slice(0, 4)  # of the state
 
 class MetaWorld(BaseEnv):
     """``task`` is a name of MT50, as ``"door-open-v3"``; another is :class:`UnknownName`. Success is the task's own, at
-    any step; the simulator never ends an episode itself. A step costs about 0.5 ms, an image 12 ms.
+    any step; the simulator never ends an episode itself. A step costs about 0.5 ms, an image 8 ms.
 
     The state's 39 numbers are hand (x, y, z), opening of the fingers (0..1) and up to two objects (x, y, z and a
     quaternion each; zeros where there are fewer): first now, then a control step ago; then the goal (x, y, z).

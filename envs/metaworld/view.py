@@ -38,6 +38,7 @@ class View:
 
 
 def _aim(model: Any) -> None:
+    model.mat_reflectance[:] = 0  # the floor's, for which the scene is drawn twice; from close by none is seen
     far, near = model.camera(_FAR).id, model.camera(_NEAR).id
     upright = np.zeros(4)
     mujoco.mju_mulQuat(upright, model.cam_quat[far], np.array([0.0, 0.0, 0.0, 1.0]))  # half a turn about its axis

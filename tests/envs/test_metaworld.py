@@ -180,6 +180,7 @@ def test_trap_frames_of_100_ms() -> None:
     assert model.vis.quality.shadowsize > 0
     env.reset(SEED, keys=("image",))
     assert (model.vis.quality.shadowsize, model.vis.quality.offsamples, model.light_castshadow.sum()) == (0, 0, 0)
+    assert not model.mat_reflectance.any()
     env.close()
 
 
