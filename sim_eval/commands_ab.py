@@ -45,7 +45,7 @@ def ab_command(
     The test is valid at any time, so stopping early costs nothing; a clear difference takes few pairs (40 % against
     91 %: 17 of 200 on average). Ends with 0 also when it could not be decided, with 1 when episodes broke.
 
-    omni-loop eval ab pusht-small pusht-state --max 200
+    omni-loop eval ab pusht-small pusht-image --max 200
     """
     console = Console()
     suites = [load_suite(name).changed(first_seed=seed, workers=workers, videos=videos) for name in (a, b)]

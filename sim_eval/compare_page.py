@@ -14,6 +14,7 @@ from rich.table import Table
 
 from . import pages
 from .compare import Compared, Comparison, Side, verdict
+from .rows import Key
 from .sequential import State, confidence, log_wealth
 from .series import Series, series
 from .stored import StoredRun
@@ -45,9 +46,28 @@ def render(found: Comparison, a: StoredRun, b: StoredRun, page: Path, sequence: 
         links=[link(run.folder / "report.html", page) for run in (a, b)],
         verdict=verdict(found.pooled, called, found.level) if sequence is None else sequence.said,
         notes=notes(found, a, b),
+        differ=[(called[0], seeds(found.pooled.only_a)), (called[1], seeds(found.pooled.only_b))],
         sequence=sequence,
         footer=[f"{name}: {run.policy}, {run.folder}" for name, run in zip(called, (a, b), strict=True)],
     )
+
+
+def seeds(keys: Sequence[Key]) -> list[tuple[str, int, str]]:
+    """By task: how many, and which, those that follow each other as a range."""
+    found: dict[str, list[int]] = {}
+    for task, seed in keys:
+        found.setdefault(task, []).append(seed)
+    return [(task, len(own), _ranges(sorted(own))) for task, own in found.items()]
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    groups: list[list[int]] = []
+    for n in numbers:
+        if groups and n == groups[-1][-1] + 1:
+            groups[-1].append(n)
+        else:
+            groups.append([n])
+    return ", ".join(f"{g[0]}–{g[-1]}" if len(g) > 2 else ", ".join(map(str, g)) for g in groups)
 
 
 def link(target: Path, page: Path) -> str:

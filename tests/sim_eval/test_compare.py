@@ -123,6 +123,11 @@ def test_verdict_says_no_more_than_the_pairs(tmp_path: Path) -> None:
     assert compare.verdict(found.pooled, ("a", "b"), 0.95).startswith("No difference is shown. One of up to 19 points")
 
 
+def test_seeds_that_follow_each_other_are_a_range() -> None:
+    keys = [("push", 7), ("reach", 5), ("reach", 3), ("reach", 4), ("reach", 9), ("reach", 10)]
+    assert compare_page.seeds(keys) == [("push", 1, "7"), ("reach", 5, "3–5, 9, 10")]
+
+
 def test_names_fall_back_to_folders(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name, {"": [YES]}) for name in ("x/run", "y/run", "y/other")]
     x, y, z = load(*runs)
