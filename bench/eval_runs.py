@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import subprocess
@@ -25,8 +24,8 @@ _MAIN = "from omni_loop.cli import main; main()"
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A finished evaluation. ``loop_s``: of the episodes alone; ``command_s``: from the command's start to its end;
-    ``cpu_s``: user and system time of the command with its server and all its processes."""
+    """A finished evaluation. ``loop_s``: from the first episode's begin to the last one's end; ``command_s``: of the
+    whole command; ``cpu_s``: user and system time of the command with its server and all its processes."""
 
     results: tuple[EpisodeResult, ...]
     loop_s: float
@@ -77,12 +76,13 @@ def evaluate(suite: str, folder: Path, *options: str) -> Ran:
     Raises:
         EnvFailed: the command did not finish; the text ends with what it said.
     """
-    spent = spend([sys.executable, "-c", _MAIN, "eval", suite, "--out", str(folder), *options])
+    spent = spend([sys.executable, "-c", _MAIN, "eval", suite, "--out", str(folder), "--fresh", *options])
     summary = folder / "summary.json"
     if spent.code not in (0, 1) or not summary.exists():  # 1: episodes broke
         raise EnvFailed(f"omni-loop eval {suite} ended with {spent.code}:\n{spent.said}")
     results = sorted(read_journal(folder), key=lambda r: (r.task, r.episode))
-    return Ran(tuple(results), float(json.loads(summary.read_text())["wall_s"]), spent.wall_s, spent.cpu_s)
+    loop_s = max(r.ended_s for r in results) - min(r.ended_s - r.wall_s for r in results)
+    return Ran(tuple(results), loop_s, spent.wall_s, spent.cpu_s)
 
 
 class Runs:

@@ -43,7 +43,7 @@ LEROBOT_PUSHT_DEMOS = LeRobotPushTDemos(
     "lerobot-pusht",
     KINDS,
     {
-        "train": Split({"expert": 300, "perturbed": 300}, {}, first_seed=1_100_000),
+        "train": Split({"expert": 160, "perturbed": 160}, {}, first_seed=1_100_000),
         "test": Split({"expert": 2, "perturbed": 2}, {}, first_seed=1_600_000),
     },
 )

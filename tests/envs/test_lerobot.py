@@ -20,12 +20,11 @@ pytest.importorskip("lerobot")
 from omni_loop_envs.lerobot.env import LeRobotEnv
 from omni_loop_envs.lerobot.observations import naming
 
-pytestmark = pytest.mark.filterwarnings(
+pytestmark = [
+    pytest.mark.timeout(400),  # importing LeRobot takes 20 s of CPU
     # Of what lerobot imports, and of gymnasium about environments that are not ours:
-    "ignore::DeprecationWarning",
-    "ignore::FutureWarning",
-    "ignore::UserWarning",
-)
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
+]
 STATE, PIXELS = "environment_state_agent_pos", "pixels_agent_pos"
 FIRST = 3_000_000
 
