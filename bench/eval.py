@@ -5,4 +5,6 @@ from __future__ import annotations
 from .gather import Parts, gathered
 from .rows import Bench
 
-BENCH: Bench[Parts] = gathered("eval", {"shipped": "eval_shipped", "same": "eval_same", "lerobot": "eval_lerobot"})
+BENCH: Bench[Parts] = gathered(
+    "eval", {"shipped": "eval_shipped", "same": "eval_same", "lerobot": "eval_lerobot", "imagined": "eval_imagined"}
+)

@@ -19,7 +19,7 @@ from omni_loop_sim_eval.store import read_journal
 
 from .rows import Settings
 
-_MAIN = "from omni_loop.cli import main; main()"
+MAIN = "from omni_loop.cli import main; main()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def evaluate(suite: str, folder: Path, *options: str) -> Ran:
     Raises:
         EnvFailed: the command did not finish; the text ends with what it said.
     """
-    spent = spend([sys.executable, "-c", _MAIN, "eval", suite, "--out", str(folder), "--fresh", *options])
+    spent = spend([sys.executable, "-c", MAIN, "eval", suite, "--out", str(folder), "--fresh", *options])
     summary = folder / "summary.json"
     if spent.code not in (0, 1) or not summary.exists():  # 1: episodes broke
         raise EnvFailed(f"omni-loop eval {suite} ended with {spent.code}:\n{spent.said}")
