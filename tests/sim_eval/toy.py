@@ -66,6 +66,10 @@ class ToyEnv(BaseEnv):
         return draw(self.position, 64)
 
 
+class VersionedEnv(ToyEnv):
+    """Found by its module: versions are of packages."""
+
+
 def draw(position: NDArray[np.floating], size: int = 32) -> NDArray[np.uint8]:
     frame = np.full((size, size, 3), 240, np.uint8)
     x, y = np.clip(position / 512 * size, 2, size - 3).astype(int)
@@ -103,6 +107,7 @@ class ToyServer:
     broken: Callable[[int, int], None] = lambda seed, tick: None
     actions: Callable[[NDArray[np.float32]], NDArray[np.float32]] = lambda a: a
     refuse_close: bool = False
+    revision: str = "toy@1"
     opened: list[int] = field(default_factory=list)
     options: list[Mapping[str, Scalar]] = field(default_factory=list)  # of the same sessions
     closed: int = 0
@@ -180,7 +185,7 @@ class ToySession:
         return TickResult(
             seq=self._ticks,
             epoch=1,
-            chunk=ActionChunk(self._ticks, step, chunk, 1, "toy@1"),
+            chunk=ActionChunk(self._ticks, step, chunk, 1, self._server.revision),
             frames=FramePrediction(self._ticks, step + 1, np.array(predicted), 1) if predicted else None,
             progress=Progress(self._ticks, step, 0.9 if near else 0.3, 0.8 if near else 0.1, 1),
             timings=Timings(2.0, 1.5, 0.1, {"context": 1.0, "act": 0.5}),
