@@ -5,6 +5,6 @@ from __future__ import annotations
 from .gather import Parts, gathered
 from .rows import Bench
 
-BENCH: Bench[Parts] = gathered(
-    "eval", {"shipped": "eval_shipped", "same": "eval_same", "lerobot": "eval_lerobot", "imagined": "eval_imagined"}
-)
+_PARTS = ("shipped", "same", "lerobot", "imagined")
+
+BENCH: Bench[Parts] = gathered("eval", {part: f"eval_{part}" for part in _PARTS})
