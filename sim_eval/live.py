@@ -1,9 +1,9 @@
 """Mode ``live``: a simulated clock goes on while the policy thinks, as on a robot::
 
     period    0 1 2 3 4 5 6 7 8 9 ..
-    asks      o       o                 the observation of a period leaves, one at a time
-    answers     ---->A  ---->B          and is there so many periods later (here 3)
-    plays     . . . A A A A B B B       meanwhile the chunk before is played; "." nothing is there: a deadline is missed
+    asks        o     o     o           the observation of a period leaves, one at a time
+    answers       - - B - - C - - D     and is there so many periods later (here 3)
+    plays     A A A A B B B C C C       meanwhile the chunk before is played; none is left: a deadline is missed
 
 The simulator runs in lockstep with that clock, so that a result is a pure function of task, episode and seed however
 fast the machine is. What is played when, and when it is asked, is decided by the very
@@ -68,16 +68,21 @@ def drive_live(course: Course, session: LoopSession, task: str) -> None:
     latency = Latency(live, session.spec.control_hz, task, course.seed)
     course.reset(suite.keys)
     under_way: deque[_UnderWay] = deque()
+
+    def arrive() -> None:
+        while under_way and under_way[0].due <= robot.period:
+            come = under_way.popleft()
+            robot.take(come.sending, come.chunk)
+
     while not course.over:
+        arrive()
         if (asked := robot.ask()) is not None:
             takes = latency.periods(len(course.ticks) - 1, course.ticks[-1].round_trip_ms)
             waits = takes if robot.playing else 0  # the clock starts with the first chunk
             under_way.append(_UnderWay(robot.period + waits, *asked))
             if not robot.playing:
                 robot.expects(takes)
-        while under_way and under_way[0].due <= robot.period:
-            come = under_way.popleft()
-            robot.take(come.sending, come.chunk)
+        arrive()  # an answer that takes no time
         robot.act()
 
 
