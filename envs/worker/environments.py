@@ -137,10 +137,19 @@ def install(name: str, *, again: bool = False, python: str | None = None, say: S
             _run((interpreter, "-m", "venv", folder), "venv")
             _check_python(environment)
             _run((own, "-m", "pip", "install", *lines), "pip install")
-        _run((own, "-I", "-c", f"import {environment.module}"), f"importing {environment.module}")
+        _import(environment)
         mark = json.dumps({"requirements": environment.digest, "python": _version(environment.interpreter)})
         (environment.folder / _MARK).write_text(mark, encoding="utf-8")
         return True
+
+
+def _import(environment: Environment) -> None:
+    """See that the simulator can be imported. It may warn, which is shown only when it fails."""
+    arguments = (str(environment.interpreter), "-I", "-c", f"import {environment.module}")
+    done = subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        last = done.stderr.strip().rpartition("\n")[2]
+        raise ConfigError(f"{environment.module} was installed, but cannot be imported: {last}")
 
 
 def _check_python(environment: Environment) -> None:

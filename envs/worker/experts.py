@@ -6,6 +6,8 @@ It reads ``state`` and ``objects`` and steers the hand by displacements; the han
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -94,10 +96,10 @@ def libero(env: Env) -> Expert:
     """Of ``libero_object``'s tasks: what the instruction names goes into the basket. Raises :class:`Unsupported` for
     others, and for another env."""
     known = _worker(env, "libero")
-    thing, basket, _ = known.instruction.lower().removeprefix("pick up the ").partition(" and place it in the basket")
-    if not basket:
+    found = re.fullmatch(r"pick (?:up )?the (.+) and place it in the basket", known.instruction.lower())
+    if found is None:
         raise Unsupported("the expert of 'libero' solves libero_object: pick up something and place it in the basket")
-    return PickPlace(known, f"{thing.replace(' ', '_')}_1", "basket_1")
+    return PickPlace(known, f"{found[1].replace(' ', '_')}_1", "basket_1")
 
 
 def _worker(env: Env, name: str) -> WorkerEnv:

