@@ -56,7 +56,8 @@ class InstructedConfig(BaseModel):
 
 
 class Reading(nn.Module):
-    """What ``known [b, f]`` looks up in instructions ``kv [b, layers, 2, s, g, e]``: ``[b, layers * heads * e]``."""
+    """What ``known [b, f]`` looks up in instructions ``kv [texts, layers, 2, s, g, e]``: ``[b, layers * heads * e]``.
+    Each text is that of as many rows, one text's behind another's; mostly of one."""
 
     def __init__(self, text: TextConfig, known: int, heads: int) -> None:
         super().__init__()
@@ -65,9 +66,9 @@ class Reading(nn.Module):
 
     def forward(self, known: Tensor, kv: Tensor) -> Tensor:
         keys, values = kv.unbind(2)
-        q = self.query(known).view(-1, *self.shape)
-        weights = torch.einsum("blghe,blsge->blghs", q, keys) * self.shape[-1] ** -0.5
-        read = torch.einsum("blghs,blsge->blghe", weights.softmax(-1), values).flatten(1)
+        q = self.query(known).view(len(kv), -1, *self.shape)
+        weights = torch.einsum("tnlghe,tlsge->tnlghs", q, keys) * self.shape[-1] ** -0.5
+        read = torch.einsum("tnlghs,tlsge->tnlghe", weights.softmax(-1), values).reshape(len(known), -1)
         return F.layer_norm(read, (read.shape[-1],))  # as large as the state beside it from the first step on
 
 
@@ -92,8 +93,8 @@ class Block(nn.Module):
 
 class Instructed(nn.Module):
     """See the module's text. ``state [b, features]`` is as the env gives it, ``image uint8[b, size, size, 3]`` or None,
-    ``kv [b, layers, 2, 32, heads, head_dim]`` from ``text``; chunks ``[b, horizon, action_dim]`` are in units of the
-    spread, see :meth:`actions`."""
+    ``kv [texts, layers, 2, 32, heads, head_dim]`` from ``text``, of each row or each of as many rows; chunks ``[b,
+    horizon, action_dim]`` are in units of the spread, see :meth:`actions`."""
 
     state_mean: Tensor
     state_spread: Tensor

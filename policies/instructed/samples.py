@@ -19,7 +19,6 @@ from .phrases import OTHER, TASKS, task, texts
 from .words import BEGIN, END, MOST_WORDS, TOKENS, UNKNOWN, Vocabulary, words_of
 
 TASKS_FILE = "tasks.json"
-_PHRASES, _OTHERS = 4, 8  # texts a step: of each task, and of what is none of them
 _COMMON = 3  # tasks that say a word make it one that can be missed
 
 
@@ -48,48 +47,66 @@ def vocabulary() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """Instructions of one step: ``tokens int64[n, 32]`` and which of them each row is told, ``text int64[b]``."""
+class Lesson:
+    """What one step learns from: instructions ``tokens int64[texts, 32]``, and rows ``at int64[texts * n]`` of the
+    samples, n for each instruction, one instruction's behind another's. Where ``holds``, the instruction asks for what
+    is not there."""
 
     tokens: Tensor
-    text: Tensor
+    at: NDArray[np.int64]
+    holds: NDArray[np.bool_]
 
 
-class Phrasings:
-    """Draws instructions for rows of ``tasks``."""
+class Lessons:
+    """Draws ``texts`` instructions a step, the part ``hold_share`` of them wrong ones, and for each of them rows whose
+    tasks ``task int64[rows]`` (indices of ``tasks``) are right or wrong for it. Few instructions for many rows: reading
+    an instruction costs as much as several rows."""
 
-    def __init__(self, tasks: Sequence[str]) -> None:
-        self._vocabulary = Vocabulary(vocabulary())
-        self._pools = [self._tokens(texts(task(name).patterns)) for name in tasks]
-        self._others = self._tokens(texts(OTHER))
-        n = len(tasks)
-        # Slots of a step's texts: those of each task, then the others.
-        of_others = np.arange(n * _PHRASES, n * _PHRASES + _OTHERS)
-        scenes = [task(name).scene for name in tasks]
-        self._wrong = []
-        for i in range(n):
-            elsewhere = [j for j in range(n) if scenes[j] != scenes[i]]
-            slots = [np.arange(j * _PHRASES, (j + 1) * _PHRASES) for j in elsewhere]
-            # As many others as wrong tasks, whatever their numbers.
-            wrong = np.concatenate(slots) if slots else of_others
-            self._wrong.append((wrong, of_others))
-        said = Counter(int(word) for pool in self._pools for word in np.unique(pool))
-        self._common = np.array([word for word, k in said.items() if k >= min(_COMMON, n) and word > UNKNOWN])
+    def __init__(self, tasks: Sequence[str], task: NDArray[np.int64], texts_per_step: int, hold_share: float) -> None:
+        words = Vocabulary(vocabulary())
 
-    def _tokens(self, pool: Sequence[str]) -> NDArray[np.int64]:
-        return np.stack([self._vocabulary.tokens(text).numpy() for text in pool])
+        def pool(patterns: Sequence[str]) -> NDArray[np.int64]:
+            return np.stack([words.tokens(text).numpy() for text in texts(patterns)])
 
-    def draw(self, rows: NDArray[np.int64], holding: NDArray[np.bool_], rng: np.random.Generator) -> Told:
-        """For rows of the tasks ``rows [b]``: their own instruction, or where ``holding`` one that asks for what is not
-        there."""
-        tokens = [pool[rng.integers(0, len(pool), _PHRASES)] for pool in self._pools]
-        tokens.append(self._others[rng.integers(0, len(self._others), _OTHERS)])
-        text = rows * _PHRASES + rng.integers(0, _PHRASES, len(rows))
-        for i in np.flatnonzero(holding):
-            wrong = self._wrong[rows[i]][int(rng.random() < 0.5)]
-            text[i] = wrong[rng.integers(0, len(wrong))]
-        spoken = np.stack([self._spoken(t, rng) for t in np.concatenate(tokens)])
-        return Told(torch.from_numpy(spoken), torch.from_numpy(text))
+        self._pools = [pool(TASKS[name].patterns) for name in tasks]
+        self._others = pool(OTHER)
+        self._rows = [np.flatnonzero(task == i) for i in range(len(tasks))]
+        scenes = [TASKS[name].scene for name in tasks]
+        self._elsewhere = [[j for j, scene in enumerate(scenes) if scene != own] for own in scenes]
+        self._holding = round(texts_per_step * hold_share)
+        self._working = texts_per_step - self._holding
+        said = Counter(int(word) for known in self._pools for word in np.unique(known))
+        common = [word for word, k in said.items() if k >= min(_COMMON, len(tasks)) and word > UNKNOWN]
+        self._common = np.array(common)
+
+    def draw(self, batch: int, rng: np.random.Generator) -> Lesson:
+        """Of ``batch`` rows, or as many fewer as it takes to give each instruction equally many."""
+        n = batch // (self._working + self._holding)
+        lessons = [self._right(i, rng) for i in self._in_turn(rng)]
+        lessons += [self._wrong(rng) for _ in range(self._holding)]
+        tokens = np.stack([self._spoken(text, rng) for text, _ in lessons])
+        at = np.concatenate([self._of(among, n, rng) for _, among in lessons])
+        return Lesson(torch.from_numpy(tokens), at, np.arange(len(at)) >= self._working * n)
+
+    def _in_turn(self, rng: np.random.Generator) -> list[int]:
+        """Tasks, each as often as any other but for one."""
+        rounds = -(-self._working // len(self._pools))
+        return [int(i) for _ in range(rounds) for i in rng.permutation(len(self._pools))][: self._working]
+
+    def _right(self, i: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], list[int]]:
+        return self._pools[i][rng.integers(0, len(self._pools[i]))], [i]
+
+    def _wrong(self, rng: np.random.Generator) -> tuple[NDArray[np.int64], list[int]]:
+        """As often what none of the tasks is as what another scene's is."""
+        i = int(rng.integers(0, len(self._pools)))
+        if self._elsewhere[i] and rng.random() < 0.5:
+            return self._right(i, rng)[0], self._elsewhere[i]
+        return self._others[rng.integers(0, len(self._others))], list(range(len(self._pools)))
+
+    def _of(self, tasks: Sequence[int], n: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """``n`` rows, each of any of ``tasks``."""
+        chosen = [self._rows[tasks[j]] for j in rng.integers(0, len(tasks), n)]
+        return np.array([rows[rng.integers(0, len(rows))] for rows in chosen])
 
     def _spoken(self, tokens: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
         """With words nobody knows in between, and without some that many tasks share."""

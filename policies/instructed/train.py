@@ -16,7 +16,7 @@ from omni_loop.training.recipe import Recipe, TrainContext, Trained, Trainer, be
 
 from .model import HeadConfig, Instructed, InstructedConfig
 from .phrases import task
-from .samples import Phrasings, Samples, tasks_of, vocabulary
+from .samples import Lessons, Samples, tasks_of, vocabulary
 from .text import TextConfig
 from .words import Vocabulary
 
@@ -24,15 +24,17 @@ _SMALLEST_SPREAD = 1e-2  # of a number of the state: what hardly moves is not bl
 
 
 class InstructedRecipe(Recipe):
-    """``hold_share``: the part of a batch that is told to do what its scene does not offer, or none of the tasks; there
-    it learns to hold still, so that the scene alone never says what to do. ``state_noise`` in units of the spread,
-    ``shift`` in pixels of the image."""
+    """``texts`` instructions a step. ``hold_share``: the part of them that ask for what a scene does not offer, or for
+    none of the tasks; told so the policy learns to hold still, so that a scene alone never says what to do.
+    ``state_noise`` in units of the spread, ``shift`` in pixels of the image. ``bfloat16``: convolutions are."""
 
     text: TextConfig = TextConfig()
     head: HeadConfig = HeadConfig()
+    texts: int = 12
     hold_share: float = 0.15
     state_noise: float = 0.01
     shift: int = 2
+    bfloat16: bool = False
     warmup: int = 200
     weight_decay: float = 1e-4
     ema: float = 0.999
@@ -43,18 +45,19 @@ def train(recipe: InstructedRecipe, context: TrainContext) -> Trained:
     begin(recipe)
     rng = np.random.default_rng(recipe.seed)
     tasks = tasks_of(context.train)
-    samples, phrasings = _samples(recipe, context.train), Phrasings(tasks)
+    samples = _samples(recipe, context.train)
+    lessons = Lessons(tasks, samples.task, recipe.texts, recipe.hold_share)
     model = _model(recipe, tasks, samples)
     optimiser = Optimiser(model.named_parameters(), recipe.lr, weight_decay=recipe.weight_decay)
     average, total = Average(model, recipe.ema), 0.0
-    holding = np.arange(recipe.batch) < round(recipe.batch * recipe.hold_share)
     for step in range(recipe.steps):
-        at = rng.integers(0, len(samples.rows), recipe.batch)
-        told = phrasings.draw(samples.task[at], holding, rng)
-        kv = model.text(told.tokens)[told.text]
-        known = model.known(_noisy(samples.states(at), model, recipe), _shifted(samples.images(at), recipe.shift, rng))
+        lesson = lessons.draw(recipe.batch, rng)
+        at, kv = lesson.at, model.text(lesson.tokens)
+        state, image = _noisy(samples.states(at), model, recipe), _shifted(samples.images(at), recipe.shift, rng)
+        with torch.autocast("cpu", torch.bfloat16, enabled=recipe.bfloat16):
+            known = model.known(state, image).float()
         chunk = samples.chunk(at)
-        chunk[torch.from_numpy(holding)] = 0.0
+        chunk[torch.from_numpy(lesson.holds)] = 0.0
         loss = _loss(model, (chunk - model.action_mean) / model.action_spread, samples.mask[at], known, kv)
         optimiser.step(loss, cosine(step, recipe.steps, recipe.warmup))
         average.update(model)

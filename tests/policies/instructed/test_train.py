@@ -16,7 +16,7 @@ from omni_loop.training.demos import Demos
 from omni_loop.training.recipe import TrainContext
 from omni_loop_policies.instructed.eye import EyeConfig
 from omni_loop_policies.instructed.model import HeadConfig, Instructed
-from omni_loop_policies.instructed.samples import Phrasings, Samples
+from omni_loop_policies.instructed.samples import Lessons, Samples, vocabulary
 from omni_loop_policies.instructed.stages import load_policy
 from omni_loop_policies.instructed.train import InstructedRecipe, train
 from omni_loop_policies.instructed.words import BEGIN, END, TOKENS, Vocabulary
@@ -56,8 +56,8 @@ def recipe(**fields: object) -> InstructedRecipe:
     small = {
         "text": {"layers": 2, "head_dim": 16, "feed_forward": 32},
         "head": {"horizon": 4, "execution_horizon": 2, "width": 48, "condition": 48, "blocks": 2},
-        "hold_share": 0.25, "warmup": 20, "ema": 0.98,
-        "steps": 400, "batch": 48, "lr": 4e-3, "threads": 1, "demos": "toy",
+        "texts": 12, "hold_share": 0.34, "warmup": 20, "ema": 0.98,
+        "steps": 450, "batch": 48, "lr": 4e-3, "threads": 1, "demos": "toy",
     }  # fmt: skip
     return InstructedRecipe.model_validate(small | fields)
 
@@ -92,7 +92,7 @@ def test_the_text_alone_says_which_task_it_is(tmp_path: Path) -> None:
     }
     for (text, scene), want in said.items():
         error = np.abs(act(model, text, float(scene)).mean(0) - want).max()
-        assert error < 0.25, (text, scene, error)
+        assert error < 0.3, (text, scene, error)
     assert trained.metrics["action_error"] < 0.15
     assert trained.metrics["motion_when_told_another_scenes_task"] < 0.15
 
@@ -117,16 +117,28 @@ def test_an_episode_ends_its_last_chunks_and_failures_are_left_out(tmp_path: Pat
 
 
 def test_only_rows_that_hold_are_told_what_another_scene_asks_for() -> None:
-    phrasings, rng = Phrasings(TASKS), np.random.default_rng(0)
-    rows = np.tile(np.arange(3), 40)
-    holding = np.arange(120) >= 60
-    told = phrasings.draw(rows, holding, rng)
-    assert (told.text[:60] // 4 == torch.from_numpy(rows[:60])).all()
-    for task, slot in zip(rows[60:], (told.text[60:] // 4).tolist(), strict=True):
-        assert slot >= 3 or (slot == 2) != (task == 2)
-    assert told.tokens.shape == (3 * 4 + 8, TOKENS)
-    assert (told.tokens[:, 0] == BEGIN).all()
-    assert (told.tokens[:, -1] == END).all()
+    task, rng, words = np.arange(30) % 3, np.random.default_rng(0), Vocabulary(vocabulary())
+    lessons = Lessons(TASKS, task, 12, 0.25)
+    puck, door = (set(words.tokens(text).tolist()) - {BEGIN, END} for text in ("puck object cylinder", "door"))
+    others = {words.tokens(word)[1].item() for word in ("close", "shut", "closed", "lock", "unlock")}
+    held = 0
+    for _ in range(20):
+        lesson = lessons.draw(50, rng)
+        assert lesson.tokens.shape == (12, TOKENS)
+        assert (lesson.tokens[:, 0] == BEGIN).all()
+        assert (lesson.tokens[:, -1] == END).all()
+        assert (lesson.holds == (np.arange(48) >= 36)).all()
+        rows = task[lesson.at].reshape(12, 4)
+        said = [set(text) for text in lesson.tokens.tolist()]
+        assert (rows[:9] == rows[:9, :1]).all()
+        assert np.bincount(rows[:9, 0]).tolist() == [3, 3, 3]
+        for text, own in zip(said[:9], rows[:9, 0], strict=True):
+            assert (bool(text & puck), bool(text & door)) == (own == 1, own == 2)
+        for text, told in zip(said[9:], rows[9:], strict=True):
+            assert not (text & puck) or (told == 2).all()
+            assert not (text & door) or text & others or (told < 2).all()
+            held += bool(text & (puck | door))
+    assert held > 10
 
 
 def test_demonstrations_that_do_not_say_their_task_are_refused(tmp_path: Path) -> None:
