@@ -38,9 +38,9 @@ class _Eval(TyperGroup):
 
 
 def _positional(args: Sequence[str]) -> list[str]:
-    """What may be the suite: what is no option and does not follow one."""
+    """What may be the suite: what is no option and does not follow one that takes a value."""
     pairs = zip(args, ["", *args], strict=False)
-    return [arg for arg, last in pairs if not arg.startswith("-") and not last.startswith("-")]
+    return [arg for arg, last in pairs if not arg.startswith("-") and (last == "--fresh" or not last.startswith("-"))]
 
 
 eval_app = typer.Typer(

@@ -22,9 +22,11 @@ from .stored import StoredRun
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """How a sequential comparison went: a sentence, its evidence and its difference over pairs."""
+    """How a sequential comparison went: a sentence, its p, which is valid at any time, and over pairs its evidence and
+    its difference."""
 
     said: str
+    p: float
     wealth: Series
     gap: Series
 
@@ -101,7 +103,7 @@ def sequence_of(states: Sequence[State], said: str, alpha: float) -> Course | No
     evidence = series({"evidence": (x, wealth), f"enough for alpha {alpha:g}": (x, [limit] * len(x))})
     lines = {name: (x, [100 * getattr(d, key) for d in seen]) for name, key in _LINES.items()}
     gap = series({**lines, "no difference": (x, [0.0] * len(x))})
-    return None if evidence is None or gap is None else Course(said, evidence, gap)
+    return None if evidence is None or gap is None else Course(said, states[-1].p, evidence, gap)
 
 
 _LINES = {"difference": "value", "lower bound": "low", "upper bound": "high"}
