@@ -131,6 +131,11 @@ def registered(group: str, name: str, target: Any) -> Iterator[None]:
         del _here[group, name]
 
 
+def only_here(group: str, name: str) -> bool:
+    """Whether ``name`` is :func:`registered` in this process alone: another one would not find it."""
+    return (group, name) in _here
+
+
 def missing_extra(error: ModuleNotFoundError, needed_by: str = "") -> MissingExtra:
     """A :class:`MissingExtra` for a failed import. Re-raises ``error`` when the module is this project's own:
     that is a bug or a wrong registration, which no extra repairs."""

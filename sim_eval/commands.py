@@ -49,6 +49,9 @@ def eval_command(
         bool | None, typer.Option("--state/--image", help="Give the true state, or only what a camera sees.")
     ] = None,
     keys: Annotated[str | None, typer.Option(help="Observation keys to send, separated by commas.")] = None,
+    horizon: Annotated[
+        int | None, typer.Option("--execution-horizon", min=1, help="Rows of a chunk before the next is asked for.")
+    ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes that episodes are spread over.")] = None,
     interval: Annotated[str | None, typer.Option(help="wilson, clopper-pearson or jeffreys.")] = None,
     videos: Annotated[str | None, typer.Option(help="none, outcome (one for each) or all.")] = None,
@@ -96,6 +99,7 @@ def eval_command(
         episodes=episodes,
         first_seed=seed,
         keys=[k.strip() for k in keys.split(",")] if keys else None,
+        execution_horizon=horizon,
         workers=workers,
         interval=interval,
         videos=videos,
@@ -136,9 +140,9 @@ def eval_command(
         broken = done.broken
         if record is not None:
             note_outcomes(record, done.run)
-            horizon = usual or done.run.spec.execution_horizon
-            if horizon > 1:
-                said = f"every step observed: 1 action of a chunk executed, not the suite's {horizon}"
+            executed = usual or done.run.spec.execution_horizon
+            if executed > 1:
+                said = f"every step observed: 1 action of a chunk executed, not the suite's {executed}"
                 console.print(said, markup=False, highlight=False)
     if broken:
         raise typer.Exit(1)

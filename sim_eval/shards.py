@@ -1,5 +1,5 @@
 """Episodes at work: in processes, each with an env and a connection of its own, or in threads where a process could not
-be told how to connect (a test's double)."""
+be told how to connect (a test's double) or would not find the env (registered in this process alone)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
+from omni_loop import registry
 from omni_loop.errors import InvalidInput
 
 from . import journal_line
@@ -73,7 +74,7 @@ class Shard(Protocol):
 
 
 def start(suite: EvalSuite, connect: Connect, heard: Heard) -> Shard:
-    told = describe(connect)
+    told = None if registry.only_here(registry.ENVS, suite.env) else describe(connect)
     return ThreadShard(suite, connect, heard) if told is None else ProcessShard(suite, told, heard)
 
 
