@@ -18,6 +18,8 @@ from omni_loop_envs.worker.registered import worker
 
 
 class TestWorker(EnvContract):
+    expert_episodes = 4  # of the expert PushT's own tests say more
+
     def make_env(self) -> Env:
         return worker("pusht")
 
