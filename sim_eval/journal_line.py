@@ -58,7 +58,10 @@ def decode(line: str | bytes) -> EpisodeResult:
             steps=int(row["steps"]),
             score=float(row["score"]),
             actions=_read(row["actions"], "float32"),
-            ticks=tuple(Tick(int(t[0]), *map(float, t[1:5]), t[5], bool(t[6])) for t in row["ticks"]),
+            ticks=tuple(
+                Tick(int(step), float(trip), float(total), float(model), float(queued), dict(stages), bool(frames))
+                for step, trip, total, model, queued, stages, frames in row["ticks"]
+            ),
             predictions=tuple(
                 Prediction(int(p[0]), int(p[1]), _read(p[2], "float32"), _read(p[3], "uint8"))
                 for p in row["predictions"]

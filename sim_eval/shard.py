@@ -13,7 +13,6 @@ import json
 import os
 import queue
 import socket
-import sys
 import threading
 from typing import Any
 
@@ -83,4 +82,4 @@ def _read(reader: Any, lines: queue.SimpleQueue[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
