@@ -40,9 +40,11 @@ class StoredRun:
 
     @property
     def policy(self) -> str:
-        """Who acted: a pipeline, or a bound (random, hold, expert)."""
-        bound = str(self.said.get("suite.policy", "pipeline"))
-        return str(self.summary.get("pipeline", "")) if bound == "pipeline" else bound
+        """Who acted, a pipeline or a bound, and of a live run how late."""
+        live = self.said.get("suite.live")
+        late = isinstance(live, Mapping) and self.said.get("suite.mode") == "live"
+        acted = str(self.summary.get("pipeline", ""))
+        return f"{acted}, live at {live['latency_ms']:g} ms ({live['chunks']})" if late and live else acted
 
     def world(self) -> dict[str, Any]:
         """What of the env an outcome depends on besides its seed, by name; of an old folder the env alone."""

@@ -138,6 +138,15 @@ def test_names_fall_back_to_folders(tmp_path: Path) -> None:
     )
 
 
+def test_a_live_run_says_how_late_its_policy_was(tmp_path: Path) -> None:
+    live = {"suite.mode": "live", "suite.live": {"latency_ms": 200.0, "chunks": "joined"}}
+    a, b = load(
+        write_run(tmp_path / "a", {"": [YES]}, said=live),
+        write_run(tmp_path / "b", {"": [YES]}, said=live | {"suite.mode": "sync"}),
+    )
+    assert (a.policy, b.policy) == ("toy, live at 200 ms (joined)", "toy")
+
+
 def test_leaderboard_sorts_and_marks_what_cannot_be_told_apart(tmp_path: Path) -> None:
     write_run(tmp_path / "all" / "good", {"": [YES] * 49 + [NO]}, suite="good")
     write_run(tmp_path / "all" / "better", {"": [YES] * 50}, suite="better")

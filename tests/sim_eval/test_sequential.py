@@ -16,6 +16,7 @@ from omni_loop_sim_eval.sequential import (
     replay,
     undecided,
 )
+from omni_loop_sim_eval.stats import mcnemar
 
 
 def test_wealth_is_the_mixture_of_coins_over_the_fair_one() -> None:
@@ -100,6 +101,16 @@ def test_false_verdicts_stay_below_alpha_however_often_one_looks() -> None:
         assert wrong / 1000 > alpha / 20, "a test that never rejects would pass, too"
         exact = 1 - undecided(0.5, 400, alpha)[-1]
         assert exact <= alpha, "the same by the exact law"
+
+
+def test_mcnemar_looked_at_after_every_pair_errs_far_more_often() -> None:
+    """What this test is for: the exact probability of p <= 0.05 at any of 60 looks at a fair coin."""
+    law = np.array([1.0])
+    for n in range(1, 61):
+        law = (np.append(law, 0) + np.append(0, law)) / 2
+        law[[mcnemar(k, n - k) <= 0.05 for k in range(n + 1)]] = 0
+    assert 1 - law.sum() > 0.15
+    assert 1 - undecided(0.5, 60)[-1] < 0.05
 
 
 def test_the_confidence_sequence_covers_at_all_times_at_once() -> None:
