@@ -19,7 +19,7 @@ from ..drawing import Canvas, fixed_camera  # before what imports mujoco: it is 
 
 from dm_control import mujoco  # isort: skip
 from dm_control.rl import control  # isort: skip
-from gym_aloha.constants import ASSETS_DIR, DT  # isort: skip
+from gym_aloha.constants import ASSETS_DIR, DT, normalize_puppet_gripper_position  # isort: skip
 from gym_aloha.env import AlohaEnv  # isort: skip
 from gym_aloha.tasks.sim import TransferCubeTask  # isort: skip
 
@@ -50,6 +50,9 @@ class _Aloha(AlohaEnv):
 class AlohaTransferCube(BaseEnv):
     """Success, which ends the episode: the left gripper touches the cube, and the table does not. A control step of
     0.02 s costs 1.5 ms, an image 7 ms. The cube's place is drawn from the seed.
+
+    Joints that are told to jump can make the simulation diverge. That ends the episode too, without success, and with
+    ``diverged`` 1 in ``info``; what is observed then is what was before.
     """
 
     name = "aloha"
@@ -82,7 +85,10 @@ class AlohaTransferCube(BaseEnv):
         return self._seen["env_state"][:3].copy()
 
     def hold(self) -> NDArray[np.float32]:
-        return np.clip(self._seen["qpos"], self.action.low, self.action.high).astype(np.float32)
+        """Where the joints are told to be: told to be where they are, the arms would sink a little at every step."""
+        arms = self._physics.data.ctrl.reshape(2, JOINTS // 2 + 1)  # six joints and two fingers
+        told = [[*arm[:6], normalize_puppet_gripper_position(arm[6])] for arm in arms]
+        return np.clip(np.ravel(told), self.action.low, self.action.high).astype(np.float32)
 
     @property
     def _physics(self) -> Any:
@@ -93,10 +99,15 @@ class AlohaTransferCube(BaseEnv):
             self._seen, _ = self._sim.reset(seed=seed)
 
     def _step(self, action: NDArray[np.float32]) -> EnvStep:
-        self._seen, reward, terminated, truncated, info = self._sim.step(action.astype(np.float64))
+        before = self._physics.data.qpos.copy()
+        try:
+            self._seen, reward, terminated, truncated, info = self._sim.step(action.astype(np.float64))
+        except control.PhysicsError:
+            self._physics.data.qpos[:] = before  # so that it can still be drawn
+            return EnvStep({}, 0.0, True, False, False, {"diverged": 1.0})
         if _SUCCESS not in info:
             raise ConfigError(f"env {self.name!r} reports no success key {_SUCCESS!r}.{nearest(_SUCCESS, info)}")
-        return EnvStep({}, float(reward), bool(terminated), bool(truncated), bool(info[_SUCCESS]))
+        return EnvStep({}, float(reward), bool(terminated), bool(truncated), bool(info[_SUCCESS]), {"diverged": 0.0})
 
     def _array(self, key: str) -> Array:
         make: dict[str, Callable[[], Array]] = {

@@ -53,7 +53,26 @@ class TestAloha(EnvContract):
         before = env.reset(self.first_seed, keys=("agent_pos", "box_pose"))
         for _ in range(20):
             after = env.step(env.hold(), keys=("agent_pos", "box_pose")).arrays
-        assert np.abs(after["agent_pos"] - before["agent_pos"]).max() < 0.05
+        assert np.abs(after["agent_pos"] - before["agent_pos"]).max() < 0.1, "they sink until the motors hold them"
+        assert after["box_pose"] == pytest.approx(before["box_pose"], abs=0.05)
+        again = [env.step(env.hold(), keys=("agent_pos",)).arrays["agent_pos"] for _ in range(20)][-1]
+        assert np.abs(again - after["agent_pos"]).max() < 0.01
+
+    def test_a_simulation_that_diverges_ends_the_episode_and_says_so(self, env: Env) -> None:
+        assert isinstance(env, AlohaTransferCube)
+        env.reset(self.first_seed, keys=())
+        rng, ends = np.random.default_rng(1), []
+        actions = self.random_actions(env, 8)
+        while not ends:
+            step = env.step(actions[rng.integers(8)], keys=None)
+            assert all(np.isfinite(array).all() for array in step.arrays.values())
+            ends += [step] if step.done else []
+        assert ends[0].terminated
+        assert not ends[0].success
+        assert ends[0].info == {"diverged": 1.0}
+        assert env.render().std() > 0
+        env.reset(self.first_seed + 1, keys=())
+        assert env.step(env.hold(), keys=()).info == {"diverged": 0.0}
 
 
 def test_a_step_renders_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ EPISODES = {
     "aloha": 5,
     "so101": 5,
     "metaworld": 5,
+    "lerobot": 3,
     "libero": 2,
     "robosuite": 2,
 }
