@@ -36,8 +36,8 @@ Act = Callable[[int], NDArray[np.float32]]  # a control step -> its action, floa
 
 
 def bounded(suite: EvalSuite, kind: str) -> EvalSuite:
-    """The suite as a bound runs it: one action at a time, no predicted frames, and observed by the smallest of the
-    env's arrays, since nobody looks and an image would have to be rendered."""
+    """The suite as a bound runs it, under a name of its own: one action at a time, no predicted frames, and observed by
+    the smallest of the env's arrays, since nobody looks and an image would have to be rendered."""
     _check(kind)
     env = suite.make_env()
     try:
@@ -45,7 +45,7 @@ def bounded(suite: EvalSuite, kind: str) -> EvalSuite:
     finally:
         env.close()
     return suite.changed(
-        pipeline=kind, deployment="", keys=[smallest.name], state_keys=[], options={}, execution_horizon=1,
+        name=f"{suite.name}-{kind}", pipeline=kind, deployment="", keys=[smallest.name], state_keys=[], options={}, execution_horizon=1,
         predictions={"episodes": 0},
     )  # fmt: skip
 

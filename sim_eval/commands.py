@@ -107,13 +107,13 @@ def eval_command(
     chosen = chosen.only(*(task or ()))
     if state is not None:
         chosen = chosen.with_state(state)
-    folder = out or Path("runs") / chosen.name
     usual = chosen.execution_horizon
     if record is not None:  # a row of a dataset is a step: each is observed
         chosen = chosen.changed(execution_horizon=1)
     if policy:
         _alone("--policy", policy, address=address, checkpoint=checkpoint, record=record)
         chosen = bounds.bounded(chosen, policy)
+    folder = out or Path("runs") / chosen.name
     sweep = live_sweep.points(chosen, live, latency_ms, jitter_ms, measured, chunks, join)
     console = Console()
     if not chosen.unseen:

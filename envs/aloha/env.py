@@ -68,10 +68,10 @@ class AlohaTransferCube(BaseEnv):
         self.observations = (
             ArraySpec("image", "uint8", (image_height, image_width, 3), unit="RGB", low=0, high=255),
             ArraySpec(
-                "agent_pos", "float32", (JOINTS,), unit="rad",
+                "state", "float32", (JOINTS,), unit="rad",
                 description="as the action: six joints and a gripper of the left, then of the right arm",
             ),
-            ArraySpec("box_pose", "float32", (7,), unit="m", description="of the cube: position and quaternion"),
+            ArraySpec("environment_state", "float32", (7,), unit="m", description="of the cube: position and quaternion"),
         )  # fmt: skip
         self._sim = _Aloha("transfer_cube", obs_type="pixels_agent_pos")
         self._seen: dict[str, NDArray[np.float64]] = {}
@@ -112,8 +112,8 @@ class AlohaTransferCube(BaseEnv):
     def _array(self, key: str) -> Array:
         make: dict[str, Callable[[], Array]] = {
             "image": lambda: self._draw(*self._size),
-            "agent_pos": lambda: self._seen["qpos"].astype(np.float32),
-            "box_pose": lambda: self._seen["env_state"].astype(np.float32),
+            "state": lambda: self._seen["qpos"].astype(np.float32),
+            "environment_state": lambda: self._seen["env_state"].astype(np.float32),
         }
         return make[key]()
 

@@ -45,7 +45,7 @@ class So101PickPlace(BaseEnv):
         self.observations = (
             ArraySpec("image", "uint8", (image_size, image_size, 3), unit="RGB", low=0, high=255),
             ArraySpec(
-                "agent_pos", "float32", (ARM,), unit="rad, rad/s, m",
+                "state", "float32", (ARM,), unit="rad, rad/s, m",
                 description="five joints, their velocities, the jaw's target in -1..1, the gripper's position",
             ),
             ArraySpec("environment_state", "float32", (ENVIRONMENT,), unit="m", description="cube; goal"),
@@ -78,7 +78,7 @@ class So101PickPlace(BaseEnv):
     def _array(self, key: str) -> Array:
         make: dict[str, Callable[[], Any]] = {
             "image": lambda: self._draw(self._size),
-            "agent_pos": lambda: self._seen["agent_pos"],
+            "state": lambda: self._seen["agent_pos"],
             "environment_state": lambda: self._seen["environment_state"],
             "grasp_point": lambda: self._sim.ik_point_pos,
         }

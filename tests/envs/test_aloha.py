@@ -50,13 +50,13 @@ class TestAloha(EnvContract):
 
     def test_holding_still_leaves_the_arms_where_they_are(self, env: Env) -> None:
         assert isinstance(env, AlohaTransferCube)
-        before = env.reset(self.first_seed, keys=("agent_pos", "box_pose"))
+        before = env.reset(self.first_seed, keys=("state", "environment_state"))
         for _ in range(20):
-            after = env.step(env.hold(), keys=("agent_pos", "box_pose")).arrays
-        assert np.abs(after["agent_pos"] - before["agent_pos"]).max() < 0.1, "they sink until the motors hold them"
-        assert after["box_pose"] == pytest.approx(before["box_pose"], abs=0.05)
-        again = [env.step(env.hold(), keys=("agent_pos",)).arrays["agent_pos"] for _ in range(20)][-1]
-        assert np.abs(again - after["agent_pos"]).max() < 0.01
+            after = env.step(env.hold(), keys=("state", "environment_state")).arrays
+        assert np.abs(after["state"] - before["state"]).max() < 0.1, "they sink until the motors hold them"
+        assert after["environment_state"] == pytest.approx(before["environment_state"], abs=0.05)
+        again = [env.step(env.hold(), keys=("state",)).arrays["state"] for _ in range(20)][-1]
+        assert np.abs(again - after["state"]).max() < 0.01
 
     def test_a_simulation_that_diverges_ends_the_episode_and_says_so(self, env: Env) -> None:
         assert isinstance(env, AlohaTransferCube)
@@ -84,6 +84,6 @@ def test_a_step_renders_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     env = AlohaTransferCube()
     monkeypatch.setattr(aloha.mujoco.Physics, "render", rendered)
     monkeypatch.setattr(headless, "open_gl", rendered)
-    env.reset(3_000_000, keys=("agent_pos", "box_pose"))
-    env.step(env.hold(), keys=("agent_pos", "box_pose"))
+    env.reset(3_000_000, keys=("state", "environment_state"))
+    env.step(env.hold(), keys=("state", "environment_state"))
     env.close()

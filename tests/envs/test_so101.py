@@ -47,7 +47,7 @@ class TestSo101(EnvContract):
 
     def test_state_alone_draws_nothing(self, env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(headless, "open_gl", lambda *size: pytest.fail("opened OpenGL for nothing"))
-        keys = ("agent_pos", "environment_state", "grasp_point")
+        keys = ("state", "environment_state", "grasp_point")
         env.reset(self.first_seed, keys=keys)
         env.step(np.zeros(4, np.float32), keys=keys)
 
@@ -57,11 +57,11 @@ class TestSo101(EnvContract):
             80,
             id="lerobot_env_so101/SO101PickPlace-v0",
             kwargs={"random_block_position": True, "action_scale": 0.025},
-            observations={"agent_pos": {}, "environment_state": {}},
+            observations={"state": "agent_pos", "environment_state": {}},
             success="succeed",
             **{"import": "lerobot_env_so101"},
         )
-        keys = ("agent_pos", "environment_state")
+        keys = ("state", "environment_state")
         seed = self.first_seed
         a, b = env.reset(seed, keys=keys), other.reset(seed, keys=keys)
         act, success = self.make_expert(env, seed), False

@@ -55,6 +55,7 @@ def test_a_result_is_a_pure_function_of_its_seed(kind: str) -> None:
 
 def test_no_image_is_rendered_for_who_does_not_look() -> None:
     suite = bounds.bounded(load_suite("pusht-image"), "random")
+    assert (suite.name, suite.pipeline) == ("pusht-image-random", "random")
     assert suite.keys == ("block_pose",)
     assert suite.predictions.episodes == 0
     assert suite.execution_horizon == 1
