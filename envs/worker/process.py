@@ -138,11 +138,11 @@ class WorkerProcess:
         self._kill()
 
     def _raise(self, request: str, error: Any) -> None:
-        parts = [error.get(part) for part in ("code", "reason", "text")] if isinstance(error, dict) else []
-        if not parts or not all(isinstance(part, str) for part in parts):
+        said = error if isinstance(error, dict) else {}
+        code, reason, text = said.get("code"), said.get("reason"), said.get("text")
+        if not (isinstance(code, str) and isinstance(reason, str) and isinstance(text, str)):
             raise self.failed(f"answered {request!r} with an error that is none")
-        code, reason, text = parts
-        raised = rebuild(code, reason, bool(error.get("retryable")), text)
+        raised = rebuild(code, reason, bool(said.get("retryable")), text)
         if isinstance(raised, EnvFailed):
             raise self.failed(f"failed at {request!r}: {text}")
         raise raised

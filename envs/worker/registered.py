@@ -14,14 +14,19 @@ from .process import Limits
 
 
 def worker(
-    env: str, env_options: Mapping[str, Any] | None = None, start_s: float = 300.0, answer_s: float = 120.0
+    env: str,
+    env_options: Mapping[str, Any] | None = None,
+    max_steps: int | None = None,
+    start_s: float = 300.0,
+    answer_s: float = 120.0,
 ) -> WorkerEnv:
-    """The registered env called ``env``, made with ``env_options``, in a process of its own: a crash of its simulator
+    """The registered env called ``env``, made with ``env_options`` (and ``max_steps``, where that is given), in a process of its own: a crash of its simulator
     is an error of an episode, not the end of everything. It is the same to the bit.
 
     ``start_s`` and ``answer_s``: longest time, in seconds, for being made and for any request after that.
     """
-    options = {"env": env, "options": dict(env_options or {})}
+    own = {} if max_steps is None else {"max_steps": max_steps}
+    options = {"env": env, "options": {**(env_options or {}), **own}}
     return WorkerEnv(env, "project", options, limits=Limits(start_s, answer_s))
 
 

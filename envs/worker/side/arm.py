@@ -152,4 +152,5 @@ def state_of(seen: dict[str, Any]) -> Array:
     length = np.sqrt(1.0 - w * w)
     turned = np.zeros(3) if length < 1e-9 else quaternion[:3] * 2.0 * np.arccos(w) / length
     parts = (seen["robot0_eef_pos"], turned, seen["robot0_gripper_qpos"])
-    return np.concatenate(parts).astype(np.float32)
+    joined: Array = np.concatenate(parts).astype(np.float32)
+    return joined

@@ -134,7 +134,7 @@ def test_versions_are_those_of_the_pins(env: WorkerEnv) -> None:
         ("robosuite", {"camera": "agentvew"}, UnknownName, "'agentview'"),
         ("libero", {"suite": "libero_objet"}, UnknownName, "Did you mean 'libero_object'"),
         ("libero", {"task": 10}, ConfigError, "has 10, from 0 on"),
-        ("libero", {"frames": "mirrored"}, UnknownName, "upright"),
+        ("libero", {"frames": "mirrored"}, UnknownName, "rotated"),
     ],
 )
 def test_wrong_options_are_named(name: str, options: dict[str, Any], error: type[OmniLoopError], said: str) -> None:

@@ -37,7 +37,7 @@ class TestWorker(EnvContract):
 def test_it_is_the_env_to_the_bit() -> None:
     here, there = (
         PushT(max_steps=9),
-        registry.build(registry.ENVS, "worker", {"env": "pusht", "env_options": {"max_steps": 9}}),
+        registry.build(registry.ENVS, "worker", {"env": "pusht", "env_options": {"max_steps": 7}, "max_steps": 9}),
     )
     assert isinstance(there, WorkerEnv)
     for name in ("name", "observations", "action", "control_hz", "max_steps", "score"):
