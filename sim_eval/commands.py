@@ -53,6 +53,10 @@ def eval_command(
         int | None, typer.Option("--execution-horizon", min=1, help="Rows of a chunk before the next is asked for.")
     ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes that episodes are spread over.")] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Sessions in one forward pass: faster, and outcomes may differ in the last bits."),
+    ] = None,
     interval: Annotated[str | None, typer.Option(help="wilson, clopper-pearson or jeffreys.")] = None,
     videos: Annotated[str | None, typer.Option(help="none, outcome (one for each) or all.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew instead of going on with what is there.")] = False,
@@ -101,6 +105,7 @@ def eval_command(
         keys=[k.strip() for k in keys.split(",")] if keys else None,
         execution_horizon=horizon,
         workers=workers,
+        batch=batch,
         interval=interval,
         videos=videos,
     )

@@ -13,7 +13,8 @@ from .suite import EvalSuite
 
 
 def deployment_of(suite: EvalSuite, checkpoint: str = "", record: Path | None = None) -> Deployment:
-    """The suite's deployment; ``checkpoint`` instead of the one that its pipeline is made of; recorded to ``record``.
+    """The suite's deployment; ``checkpoint`` instead of the one that its pipeline is made of; recorded to ``record``;
+    as many sessions in a batch as the suite says.
 
     Raises:
         ConfigError: its pipeline is not made of a checkpoint that could be another.
@@ -30,6 +31,8 @@ def deployment_of(suite: EvalSuite, checkpoint: str = "", record: Path | None = 
         other = mine.model_copy(update={"options": {**mine.options, "checkpoint": checkpoint}})
         pipelines = tuple(other if p is mine else p for p in chosen.pipelines)
         chosen = chosen.model_copy(update={"pipelines": pipelines})
+    runners = [r.model_copy(update={"max_batch": min(r.max_batch, suite.batch)}) for r in chosen.runners]
+    chosen = chosen.model_copy(update={"runners": tuple(runners)})
     if record is not None:
         chosen = chosen.model_copy(update={"record": RecordConfig(folder=str(record.resolve()))})
     return chosen

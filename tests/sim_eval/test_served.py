@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from omni_loop.config import PipelineConfig
+from omni_loop.config import PipelineConfig, load_deployment
 from omni_loop.errors import ConfigError
 from omni_loop.record import outcomes
 from omni_loop.types import ArraySpec, SessionSpec
@@ -28,6 +28,16 @@ def test_another_checkpoint_is_served_and_all_else_stays() -> None:
     assert before.options["checkpoint"] == "fetch-act"
     assert after.options == {**before.options, "checkpoint": "out/mine"}
     assert mine.model_copy(update={"pipelines": shipped.pipelines}) == shipped
+
+
+def test_sessions_share_no_batch_unless_the_suite_says_so() -> None:
+    """Neighbours in a batch change the last bits, and a result is a function of suite and seed alone."""
+    suite = load_suite("pusht-image")
+    assert {r.max_batch for r in load_deployment(suite.deployment).runners} != {1}
+    assert {r.max_batch for r in deployment_of(suite).runners} == {1}
+    assert {r.max_batch for r in deployment_of(suite.changed(batch=8)).runners} == {8}
+    usual = {r.max_batch for r in load_deployment(suite.deployment).runners}
+    assert {r.max_batch for r in deployment_of(suite.changed(batch=1024)).runners} == usual, "never more"
 
 
 def test_a_pipeline_that_no_template_made_has_no_other_checkpoint() -> None:
