@@ -104,6 +104,7 @@ def eval_command(
         first_seed=seed,
         keys=[k.strip() for k in keys.split(",")] if keys else None,
         execution_horizon=horizon,
+        delay_steps=delay_steps,
         workers=workers,
         batch=batch,
         interval=interval,

@@ -101,8 +101,8 @@ class EvalSuite(Section):
     videos: Literal["none", "outcome", "all"] = "outcome"
     time_limit_s: Seconds = 120.0  # of one episode
     workers: Count = 1  # processes, each with an env and a connection of its own
-    # Sessions in one forward pass of a server that is started. Above 1 it is faster, and the last bits of an action depend
-    # on who asks at the same time: outcomes then may differ from run to run.
+    # Sessions in one forward pass of a server that is started. Above 1 it is faster, and the last bits of an action
+    # depend on who asks at the same time: outcomes then may differ from run to run.
     batch: Annotated[int, Field(ge=1, le=1024)] = 1
     retries: Annotated[int, Field(ge=0, le=10)] = 2  # of an episode whose process or env died
     interval: Method = "wilson"
