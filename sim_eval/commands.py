@@ -60,6 +60,9 @@ def eval_command(
     interval: Annotated[str | None, typer.Option(help="wilson, clopper-pearson or jeffreys.")] = None,
     videos: Annotated[str | None, typer.Option(help="none, outcome (one for each) or all.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew instead of going on with what is there.")] = False,
+    delay_steps: Annotated[
+        int | None, typer.Option(min=0, help="The policy sees what was so many control steps ago (not with --live).")
+    ] = None,
     live: Annotated[bool, typer.Option("--live", help="The simulated clock goes on while the policy thinks.")] = False,
     latency_ms: Annotated[
         str | None, typer.Option(help="With --live: of answers. Several by commas: one run each, and a plot.")
