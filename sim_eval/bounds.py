@@ -45,8 +45,8 @@ def bounded(suite: EvalSuite, kind: str) -> EvalSuite:
     finally:
         env.close()
     return suite.changed(
-        name=f"{suite.name}-{kind}", pipeline=kind, deployment="", keys=[smallest.name], state_keys=[], options={}, execution_horizon=1,
-        predictions={"episodes": 0},
+        name=f"{suite.name}-{kind}", pipeline=kind, deployment="", keys=[smallest.name], state_keys=[], options={},
+        execution_horizon=1, predictions={"episodes": 0},
     )  # fmt: skip
 
 

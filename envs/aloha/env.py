@@ -71,7 +71,7 @@ class AlohaTransferCube(BaseEnv):
                 "state", "float32", (JOINTS,), unit="rad",
                 description="as the action: six joints and a gripper of the left, then of the right arm",
             ),
-            ArraySpec("environment_state", "float32", (7,), unit="m", description="of the cube: position and quaternion"),
+            ArraySpec("environment_state", "float32", (7,), unit="m", description="cube: position and quaternion"),
         )  # fmt: skip
         self._sim = _Aloha("transfer_cube", obs_type="pixels_agent_pos")
         self._seen: dict[str, NDArray[np.float64]] = {}
