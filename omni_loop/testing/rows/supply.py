@@ -29,7 +29,7 @@ EXPLAINED = {
         "B615",
     ): "the operator names it; files on a list alone are fetched, none of them Python or pickles",
     ("sim_eval/chart.py", "B704"): "numbers only",
-    ("sim_eval/recorded.py", "B704"): "the style of a template that ships",
+    ("sim_eval/plots.py", "B704"): "numbers, and names that are escaped",
     ("sim_eval/report.py", "B704"): "numbers only",
     ("sim_eval/series.py", "B704"): "numbers only",
 }
