@@ -63,8 +63,8 @@ def recipe(**fields: object) -> InstructedRecipe:
 
 
 def context(tmp_path: Path, images: bool = False) -> TrainContext:
-    made = (write(tmp_path / split, seed, images) for split, seed in (("train", 0), ("test", 100)))
-    return TrainContext(*made, tmp_path, lambda text: None)
+    learned, kept = write(tmp_path / "train", 0, images), write(tmp_path / "test", 100, images)
+    return TrainContext(learned, kept, tmp_path, lambda text: None)
 
 
 def act(model: Instructed, text: str, scene: float) -> NDArray[np.float32]:
