@@ -25,20 +25,24 @@ def check_match(suite: EvalSuite, env: Env, spec: SessionSpec) -> None:
     horizon = suite.execution_horizon or spec.execution_horizon
     if not 1 <= horizon <= spec.horizon:
         raise ConfigError(f"execution_horizon {horizon} is not within the chunk of {spec.horizon} steps")
+    if suite.hold is not None and (len(suite.hold),) != env.action.shape:
+        raise ConfigError(
+            f"hold has {len(suite.hold)} numbers, env {env.name!r} takes actions {list(env.action.shape)}"
+        )
     given = {s.name: s for s in env.observations}
     for wanted in spec.observations:
         if wanted.name in suite.keys and wanted.name in given:
             _check_observation(env, spec, given[wanted.name], wanted)
         elif not wanted.optional:
-            known = "" if wanted.name in given else f"; env {env.name!r} has none.{nearest(wanted.name, given)}"
+            without = "" if wanted.name in given else f"; env {env.name!r} has none.{nearest(wanted.name, given)}"
             raise ConfigError(
                 f"pipeline {spec.pipeline!r} needs the observation {wanted.name!r}, "
-                f"suite {suite.name!r} sends {', '.join(suite.keys)}{known}"
+                f"suite {suite.name!r} sends {', '.join(suite.keys)}{without}"
             )
-    taken = [s.name for s in spec.observations]
+    known = [s.name for s in spec.observations]
     for key in suite.keys:
-        if key not in taken:
-            raise ConfigError(f"pipeline {spec.pipeline!r} takes no observation {key!r}.{nearest(key, taken)}")
+        if key not in known:
+            raise ConfigError(f"pipeline {spec.pipeline!r} takes no observation {key!r}.{nearest(key, known)}")
 
 
 def _check_action(env: Env, spec: SessionSpec) -> None:

@@ -5,9 +5,11 @@ import time
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from omni_loop.env import EVALUATION_SEED
-from omni_loop.errors import Exhausted, UnknownName
+from omni_loop import registry
+from omni_loop.env import EVALUATION_SEED, EnvStep
+from omni_loop.errors import Exhausted, MissingExtra, UnknownName
 from omni_loop_sim_eval.episodes import EpisodeResult, Outcome, run_episode
 from omni_loop_sim_eval.replay import ReplayMismatch, replay
 from omni_loop_sim_eval.runner import run_suite
@@ -128,6 +130,45 @@ def test_one_bad_episode_does_not_touch_the_others() -> None:
     assert run.results[1].reason == "ZeroDivisionError: in the middle of things"
     assert len(heard) == 4
     assert server.clients == 0, "every connection is closed"
+
+
+def test_an_env_that_breaks_is_made_anew_and_its_episode_run_again() -> None:
+    made: list[ToyEnv] = []
+
+    class Frail(ToyEnv):
+        def __init__(self, max_steps: int = 60) -> None:
+            super().__init__(max_steps)
+            made.append(self)
+
+        def _step(self, action: NDArray[np.float32]) -> EnvStep:
+            if self is made[1] and self._steps == 2:
+                raise RuntimeError("the physics exploded")
+            return super()._step(action)
+
+    server = ToyServer()
+    with registry.registered(registry.ENVS, "frail", Frail):
+        run = run_suite(toy_suite(env="frail"), server.connect)
+        assert len(made) == 3, "for the preflight, the one that broke, and the one after it"
+        assert [r.outcome for r in run.results] == ["success"] * 4
+        assert run.results[0].reason == "run again, because the env broke: RuntimeError: the physics exploded"
+        assert [r.reason for r in run.results[1:]] == [""] * 3
+        assert server.closed == len(server.opened)
+        made.clear()
+        run = run_suite(toy_suite(env="frail", retries=0), server.connect)
+    assert [r.outcome for r in run.results] == ["error", "success", "success", "success"]
+    assert (run.results[0].steps, run.results[0].env_died) == (2, True), "what came before is kept"
+
+
+def test_what_an_env_refuses_is_an_error_and_no_reason_to_try_again() -> None:
+    class Refusing(ToyEnv):
+        def _step(self, action: NDArray[np.float32]) -> EnvStep:
+            raise MissingExtra("needs the package x")
+
+    server = ToyServer()
+    with registry.registered(registry.ENVS, "refusing", Refusing):
+        run = run_suite(toy_suite(env="refusing", episodes=1), server.connect)
+    assert run.results[0].reason == "missing_extra: needs the package x"
+    assert len(server.opened) == 2, "preflight and one try"
 
 
 def test_a_hanging_call_is_given_up_and_the_run_goes_on() -> None:

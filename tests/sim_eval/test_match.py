@@ -70,6 +70,12 @@ def test_what_one_side_leaves_open_fits(spec: SessionSpec) -> None:
     check_match(toy_suite(), Told(), spec)
 
 
+def test_the_action_that_holds_is_one_of_the_env() -> None:
+    check_match(toy_suite(hold=[1, 2]), Told(), SPEC)
+    with pytest.raises(ConfigError, match=r"hold has 3 numbers, env 'toy' takes actions \[2\]"):
+        check_match(toy_suite(hold=[1, 2, 3]), Told(), SPEC)
+
+
 def test_every_task_is_looked_at_before_the_first_episode() -> None:
     class Other(ToyEnv):
         def __init__(self, wide: bool = False, max_steps: int = 60) -> None:
