@@ -2,8 +2,9 @@
 
 Both run LeRobot's PushT with LeRobot's ACT, the T's corners given, on two cores with one thread to a process. Ours
 goes through gRPC, with two processes of envs. Theirs runs as it is shipped, which on two cores is one env at a time,
-and with ten envs at a time: the better of the two counts. *The loop* is from the first episode's begin to the last
-one's end, as each of them says itself; theirs draws ten films in it.
+and with ten envs at a time: the better of the two counts. Start-up is left out: *the loop* of ours is from the first
+episode's begin until its report is written, theirs as it says itself. Each makes the films that it makes by default:
+theirs of the first ten episodes, ours one of each outcome.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def lerobot_eval(folder: Path, checkpoint: Path, episodes: int, batch: int) -> T
         EnvFailed: it did not finish; the text ends with what it said.
     """
     suite = load_suite(SUITE)
-    options = {f"env.{name}": value for name, value in suite.env_options.items()}
+    options: dict[str, object] = {f"env.{name}": value for name, value in suite.env_options.items()}
     options |= {
         "policy.path": checkpoint, "policy.device": "cpu", "env.episode_length": suite.max_steps,
         "seed": suite.first_seed, "eval.n_episodes": episodes, "eval.batch_size": batch,
@@ -78,7 +79,7 @@ class Beside:
         batches = _BATCHES[:1] if self._quick else _BATCHES
         found = []
         for n in range(1 if self._quick else _ROUNDS):
-            ours = self._runs.run(SUITE, _EPISODES, "--workers", "2")
+            ours = self._runs.run(SUITE, _EPISODES, "--workers", "2", "--videos", "outcome")
             theirs = []
             for batch in batches:
                 self._runs.settings.say(f"round {n + 1}: lerobot-eval, batch {batch or 'as it chooses'}")
@@ -93,7 +94,7 @@ class Beside:
             return 60 * episodes / median(seconds)
 
         n = len(self.rounds[0][0].results)
-        ours = rate([o.command_s if whole else o.loop_s for o, _ in self.rounds], n)
+        ours = rate([o.command_s if whole else o.done_s for o, _ in self.rounds], n)
         by_batch = zip(*(theirs for _, theirs in self.rounds), strict=True)
         theirs = [rate([t.command_s if whole else t.loop_s for t in same], n) for same in by_batch]
         return Measured(ours, max(theirs))

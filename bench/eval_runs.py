@@ -9,13 +9,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from omni_loop.errors import EnvFailed
 from omni_loop_sim_eval.episodes import EpisodeResult
-from omni_loop_sim_eval.store import read_journal
+from omni_loop_sim_eval.store import JOURNAL, read_journal
 
 from .rows import Settings
 
@@ -24,11 +24,11 @@ MAIN = "from omni_loop.cli import main; main()"
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A finished evaluation. ``loop_s``: from the first episode's begin to the last one's end; ``command_s``: of the
-    whole command; ``cpu_s``: user and system time of the command with its server and all its processes."""
+    """A finished evaluation. ``done_s``: from the first episode's begin until the report is written; ``command_s``: of
+    the whole command; ``cpu_s``: user and system time of the command with its server and all its processes."""
 
     results: tuple[EpisodeResult, ...]
-    loop_s: float
+    done_s: float
     command_s: float
     cpu_s: float
 
@@ -39,7 +39,7 @@ class Ran:
     def of(self, task: str) -> Ran:
         """The episodes of one task; the times stay those of all."""
         chosen = tuple(r for r in self.results if r.task == task)
-        return Ran(chosen, self.loop_s, self.command_s, self.cpu_s)
+        return replace(self, results=chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,8 @@ def evaluate(suite: str, folder: Path, *options: str) -> Ran:
         raise EnvFailed(f"omni-loop eval {suite} ended with {spent.code}:\n{spent.said}")
     results = sorted(read_journal(folder), key=lambda r: (r.task, r.episode))
     loop_s = max(r.ended_s for r in results) - min(r.ended_s - r.wall_s for r in results)
-    return Ran(tuple(results), loop_s, spent.wall_s, spent.cpu_s)
+    after_s = (folder / "report.html").stat().st_mtime - (folder / JOURNAL).stat().st_mtime
+    return Ran(tuple(results), loop_s + after_s, spent.wall_s, spent.cpu_s)
 
 
 class Runs:
@@ -93,7 +94,7 @@ class Runs:
         self._made = 0
 
     def run(self, suite: str, episodes: int, *options: str) -> Ran:
-        """``episodes`` of every task of ``suite``; one when figures mean nothing. No films."""
+        """``episodes`` of every task of ``suite``; one when figures mean nothing. No films unless ``options`` say so."""
         count = 1 if self.settings.quick else episodes
         self.settings.say(f"{suite} {' '.join(options)}: {count} episodes of each task")
         return evaluate(suite, self.folder(), "--episodes", str(count), "--videos", "none", *options)

@@ -21,8 +21,8 @@ def result(episode: int, *, task: str = "", success: bool = True, nudge: float =
     return EpisodeResult(episode, 2_000_000 + episode, outcome, 3, 0.5, actions, task=task)
 
 
-def ran(*results: EpisodeResult, loop_s: float = 1.0) -> Ran:
-    return Ran(tuple(results), loop_s, 2 * loop_s, loop_s)
+def ran(*results: EpisodeResult, seconds: float = 1.0) -> Ran:
+    return Ran(tuple(results), seconds, 2 * seconds, seconds)
 
 
 def test_an_evaluation_is_a_command_of_its_own(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_an_evaluation_is_a_command_of_its_own(tmp_path: Path) -> None:
     (episode,) = made.results
     assert episode.seed == 2_000_000
     assert len(episode.actions) == episode.steps > 0
-    assert 0 < made.loop_s < made.command_s
+    assert 0 < made.done_s < made.command_s
     assert made.cpu_s > 0
     assert made.rate == episode.success
 
@@ -64,7 +64,7 @@ def beside(tmp_path: Path) -> Beside:
     """Three rounds of two episodes each, the second of theirs lost."""
     made = Beside(Runs(Settings(), tmp_path))
     single, ten = (Theirs((True, False), s, 4 * s) for s in (6.0, 4.0))
-    made.__dict__["rounds"] = [(ran(result(0), result(1), loop_s=s), [single, ten]) for s in (1.0, 2.0, 9.0)]
+    made.__dict__["rounds"] = [(ran(result(0), result(1), seconds=s), [single, ten]) for s in (1.0, 2.0, 9.0)]
     return made
 
 

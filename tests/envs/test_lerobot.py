@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -146,9 +147,12 @@ class Table(gymnasium.Env[Any, Any]):
 
     def __init__(self, task: int = 0) -> None:
         box = gymnasium.spaces.Box
-        vector = {name: box(-np.inf, np.inf, (n,), np.float64) for name, n in (("pos", 3), ("quat", 4))}
-        state = {"eef": vector, "gripper": {"qpos": box(-np.inf, np.inf, (2,), np.float64)}}
-        pixels = {"image": box(0, 255, (4, 6, 3), np.uint8)}
+        vector: dict[str, gymnasium.Space[Any]] = {
+            name: box(-np.inf, np.inf, (n,), np.float64) for name, n in (("pos", 3), ("quat", 4))
+        }
+        hand: dict[str, gymnasium.Space[Any]] = {"qpos": box(-np.inf, np.inf, (2,), np.float64)}
+        state = {"eef": vector, "gripper": hand}
+        pixels: dict[str, gymnasium.Space[Any]] = {"image": box(0, 255, (4, 6, 3), np.uint8)}
         self.observation_space = gymnasium.spaces.Dict(
             {
                 "pixels": gymnasium.spaces.Dict(pixels),
@@ -180,7 +184,7 @@ def table() -> Iterator[None]:
     from lerobot.processor import LiberoProcessorStep, PolicyProcessorPipeline
 
     @dataclass
-    class Config(EnvConfig):
+    class Config(EnvConfig):  # type: ignore[misc]
         tasks: int = 1
         episode_length: int = 7
         features: dict[str, Any] = field(default_factory=dict)
@@ -190,7 +194,7 @@ def table() -> Iterator[None]:
             return {}
 
         def create_envs(self, n_envs: int, use_async_envs: bool = False) -> Any:
-            made = {i: gymnasium.vector.SyncVectorEnv([lambda i=i: Table(i)]) for i in range(self.tasks)}
+            made = {i: gymnasium.vector.SyncVectorEnv([partial(Table, i)]) for i in range(self.tasks)}
             return {"table": made}
 
         def get_env_processors(self) -> Any:
