@@ -94,7 +94,7 @@ class Runs:
         self._made = 0
 
     def run(self, suite: str, episodes: int, *options: str) -> Ran:
-        """``episodes`` of every task of ``suite``; one when figures mean nothing. No films unless ``options`` say so."""
+        """``episodes`` of every task of ``suite``; one when figures mean nothing. No films but by ``options``."""
         count = 1 if self.settings.quick else episodes
         self.settings.say(f"{suite} {' '.join(options)}: {count} episodes of each task")
         return evaluate(suite, self.folder(), "--episodes", str(count), "--videos", "none", *options)
