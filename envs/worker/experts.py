@@ -22,7 +22,8 @@ _REACH = 0.05  # m, of an action of 1
 _OPEN, _CLOSED = -1.0, 1.0
 _ABOVE = 0.12  # m, over a thing before going down to it
 _NEAR = 0.012  # m, from a place that counts as reached
-_GRASP_STEPS = 12
+_STILL = 0.001  # m a step, below which a hand that goes down has met something
+_STOOD_STEPS, _GRASP_STEPS = 5, 12
 
 
 class PickPlace:
@@ -43,7 +44,8 @@ class PickPlace:
         self.reset(0)
 
     def reset(self, seed: int) -> None:
-        self._phase, self._grasped, self._top = "over", 0, 0.0
+        self._phase, self._grasped, self._stood, self._top = "over", 0, 0, 0.0
+        self._before = np.zeros(3)
 
     def act(self) -> NDArray[np.float32]:
         seen = self._env.observe(("state", "objects"))
@@ -60,7 +62,9 @@ class PickPlace:
 
     def _approach(self, hand: Vector, thing: Vector) -> NDArray[np.float32]:
         target = thing + np.array([0, 0, _ABOVE]) if self._phase == "over" else thing
-        if np.linalg.norm(target - hand) < _NEAR:
+        stands = self._phase == "down" and float(np.linalg.norm(hand - self._before)) < _STILL
+        self._stood, self._before = (self._stood + 1 if stands else 0), hand
+        if np.linalg.norm(target - hand) < _NEAR or self._stood >= _STOOD_STEPS:  # the palm is on a bottle's cap, say
             self._phase = "down" if self._phase == "over" else "grasp"
         return _towards(hand, target, _OPEN)
 
