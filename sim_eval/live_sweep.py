@@ -52,7 +52,14 @@ def points(
     ways = _ways(suite, chunks, join, several=len(latencies) > 1)
     rest = {"jitter_ms": suite.live.jitter_ms if jitter_ms is None else jitter_ms, "measured": measured}
     lives = [Live(latency_ms=latency, chunks=way, **rest) for way in ways for latency in latencies]
+    late = measured or rest["jitter_ms"] > 0
+    lives = [live for live in lives if late or live.latency_ms or _differs_at_once(live.chunks, ways)]
     return [suite.changed(mode="live", live=live.model_dump()) for live in lives]
+
+
+def _differs_at_once(way: Chunks, ways: Sequence[Chunks]) -> bool:
+    """Whether ``way`` needs a run of its own where answers are there at once: those that do not join are one then."""
+    return way == "joined" or way == next(w for w in ways if w != "joined")
 
 
 def _numbers(text: str) -> list[float]:
@@ -166,8 +173,13 @@ def plot(found: Sequence[Point]) -> str:
     ways = list(dict.fromkeys(p.chunks for p in found))
     most = max(max(p.latency_ms for p in found), 1.0)
     x, y = plots.Axis("latency, ms", -most / 20, most * 1.05), plots.Axis("success, %", 0.0, 105.0)
-    lines = {way: [(p.latency_ms, 100 * p.rate) for p in found if p.chunks == way] for way in ways}
-    bars = {way: [(p.latency_ms, 100 * p.low, 100 * p.high) for p in found if p.chunks == way] for way in ways}
+    own = {way: [p for p in found if p.chunks == way] for way in ways}
+    at_once = [p for p in found if not p.latency_ms and p.chunks != "joined"]  # of every way that does not join
+    for way, points_ in own.items():
+        if way != "joined" and all(p.latency_ms for p in points_):
+            points_[:0] = at_once
+    lines = {way: [(p.latency_ms, 100 * p.rate) for p in own[way]] for way in ways}
+    bars = {way: [(p.latency_ms, 100 * p.low, 100 * p.high) for p in own[way]] for way in ways}
     return plots.plot(lines, x, y, bars=bars)
 
 
