@@ -30,7 +30,7 @@ _RESETTING = threading.Lock()  # gym-aloha hands the cube's place to its task in
 JOINTS = 14
 
 
-class _TransferCube(TransferCubeTask):
+class _TransferCube(TransferCubeTask):  # type: ignore[misc]
     """gym-aloha renders three images of 640 x 480 at every step, 300 ms in software. Here nothing is drawn that nobody
     looks at."""
 
@@ -38,7 +38,7 @@ class _TransferCube(TransferCubeTask):
         return OrderedDict(qpos=self.get_qpos(physics), env_state=self.get_env_state(physics))
 
 
-class _Aloha(AlohaEnv):
+class _Aloha(AlohaEnv):  # type: ignore[misc]
     def _make_env_task(self, task_name: str) -> Any:
         physics = mujoco.Physics.from_xml_path(str(ASSETS_DIR / "bimanual_viperx_transfer_cube.xml"))
         return control.Environment(physics, _TransferCube(), float("inf"), control_timestep=DT, flat_observation=False)

@@ -44,7 +44,7 @@ class Waypoint:
     gripper: float
 
 
-class _Dragged(TransferCubeEndEffectorTask):
+class _Dragged(TransferCubeEndEffectorTask):  # type: ignore[misc]
     """The mocap simulation, with the cube where it is told and nothing rendered."""
 
     box: Vector = np.zeros(3)
@@ -87,7 +87,7 @@ class AlohaExpert:
         self._task.box = box
         seen = self._dragged.reset().observation
         left, right = left_way(seen["left"]), right_way(seen["right"], box)
-        joints = []
+        joints: list[NDArray[np.float32]] = []
         for step in range(_STEPS):
             hands = at(left, step), at(right, step)
             seen = self._dragged.step(np.concatenate(hands)).observation

