@@ -69,12 +69,8 @@ def evaluate(
 
 def run_episodes(suite: EvalSuite, connect: Connect, out: Path, console: Console, fresh: bool) -> Run:
     """Run them with a journal in ``out`` and a bar on ``console``."""
-    store = Store(out, fresh)
-    try:
-        with progress(console, suite) as bar:
-            return run_suite(suite, connect, bar.heard, store=store, on_resumed=bar.resumed)
-    finally:
-        store.close()
+    with progress(console, suite) as bar:
+        return run_suite(suite, connect, bar.heard, store=Store(out, fresh), on_resumed=bar.resumed)
 
 
 def save(run: Run, out: Path) -> Evaluated:

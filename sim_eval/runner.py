@@ -113,13 +113,28 @@ def run_suite(
             callable: over as many threads.
         on_result: hears of every result as it comes.
         store: the run's folder; each result is written to its journal at once. What the journal holds is not run again,
-            unless it broke.
+            unless it broke. It is closed when this returns.
         on_resumed: hears, before the first result, of those that were there.
 
     Raises:
         OtherRun: ``store`` holds episodes of another suite, policy or env.
         ServerUnavailable: processes that should run episodes end while they start.
     """
+    try:
+        return _run(suite, connect, on_result, grace_s, store, on_resumed)
+    finally:
+        if store is not None:
+            store.close()
+
+
+def _run(
+    suite: EvalSuite,
+    connect: Connect,
+    on_result: Callable[[EpisodeResult], None] | None,
+    grace_s: float,
+    store: Store | None,
+    on_resumed: Callable[[Sequence[EpisodeResult]], None] | None,
+) -> Run:
     done: dict[tuple[str, int], EpisodeResult] = {}
     found = preflight(suite, connect, ask_revision=store is not None and store.holds_results)
     if store is not None:

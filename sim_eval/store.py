@@ -7,6 +7,7 @@ line that was torn by the kill is dropped. What else lies in the folder is made 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import tempfile
@@ -75,7 +76,7 @@ class Store:
 
         Raises:
             OtherRun: the folder holds episodes of another one; the text says what differs.
-            ConfigError: it cannot be read or written.
+            ConfigError: it cannot be read or written, or another process is writing there.
         """
         now = fingerprint(suite, **versions)
         try:
@@ -130,6 +131,13 @@ class Store:
         """For appending after the last whole line."""
         self.close()
         self._fd = os.open(self.folder / JOURNAL, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, however that ends
+        except BlockingIOError:
+            self.close()
+            raise ConfigError(
+                f"another run is writing into {self.folder}: wait for it, or name another folder"
+            ) from None
         whole = _whole(os.pread(self._fd, os.fstat(self._fd).st_size, 0))
         os.ftruncate(self._fd, len(whole))
         os.lseek(self._fd, len(whole), os.SEEK_SET)

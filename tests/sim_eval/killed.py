@@ -89,10 +89,8 @@ def _run(folder: Path, fate: Fate) -> None:
 
     store._write_line, store._replace = torn, around
     server = ToyServer(lost=frozenset({EVALUATION_SEED + 1}), broken=asked)
-    kept = store.Store(folder)
     with registry.registered(registry.ENVS, "toy", ToyEnv):
-        run_suite(SUITE, server.connect, store=kept)
-    kept.close()
+        run_suite(SUITE, server.connect, store=store.Store(folder))
 
 
 def table(folder: Path) -> list[dict[str, Any]]:

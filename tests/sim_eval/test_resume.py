@@ -60,10 +60,8 @@ def first(suite_fields: dict[str, object], folder: Path, server: ToyServer, stop
         if n == stop_after:
             raise KeyboardInterrupt
 
-    store = Store(folder)
     with pytest.raises(KeyboardInterrupt):
-        run_suite(toy_suite(**suite_fields), server.connect, stop, store=store)
-    store.close()
+        run_suite(toy_suite(**suite_fields), server.connect, stop, store=Store(folder))
 
 
 def test_what_is_there_is_not_run_again_and_can_still_be_looked_at(tmp_path: Path) -> None:
@@ -158,6 +156,16 @@ def test_a_policy_that_is_replaced_while_it_runs_ends_the_run(tmp_path: Path) ->
     with pytest.raises(OtherRun, match="policy was 'toy@1', is 'toy@2'"):
         run_suite(toy_suite(), server.connect, replaced, store=Store(tmp_path))
     assert len(read_journal(tmp_path)) == 1
+
+
+def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
+    def at_the_same_time(result: EpisodeResult) -> None:
+        with pytest.raises(ConfigError, match="another run is writing into"):
+            run_suite(toy_suite(), ToyServer().connect, store=Store(tmp_path))
+
+    run = run_suite(toy_suite(), ToyServer().connect, at_the_same_time, store=Store(tmp_path))
+    assert len(read_journal(tmp_path)) == len(run.results) == 4
+    assert run_suite(toy_suite(), ToyServer().connect, store=Store(tmp_path)).resumed == 4
 
 
 def test_a_torn_last_line_is_dropped_and_a_torn_one_before_it_refused(tmp_path: Path) -> None:
