@@ -47,7 +47,7 @@ def render(found: Comparison, a: StoredRun, b: StoredRun, page: Path, sequence: 
         env=a.env,
         links=[link(run.folder / "report.html", page) for run in (a, b)],
         verdict=verdict(found.pooled, called, found.level) if sequence is None else sequence.said,
-        notes=notes(found, a, b),
+        notes=notes(found, a, b, decided=sequence is not None),
         differ=[(called[0], seeds(found.pooled.only_a)), (called[1], seeds(found.pooled.only_b))],
         sequence=sequence,
         footer=[f"{name}: {run.policy}, {run.folder}" for name, run in zip(called, (a, b), strict=True)],
@@ -77,8 +77,8 @@ def link(target: Path, page: Path) -> str:
     return Path(os.path.relpath(target, page.parent)).as_posix() if target.exists() else ""
 
 
-def notes(found: Comparison, a: StoredRun, b: StoredRun) -> list[str]:
-    """What a reader has to know before the figures."""
+def notes(found: Comparison, a: StoredRun, b: StoredRun, decided: bool = False) -> list[str]:
+    """What a reader has to know before the figures. ``decided``: a sequential test said how many pairs there are."""
     said = []
     for name, left, run in zip(names(a, b), found.left_out, (a, b), strict=True):
         if left:
@@ -87,7 +87,7 @@ def notes(found: Comparison, a: StoredRun, b: StoredRun) -> list[str]:
             said.append(f"{broken} episodes of {name} broke. They count as not successful.")
         if run.summary.get("seeds_unseen") is False:
             said.append(f"Seeds of {name} may be those of demonstrations.")
-    if found.pooled.pairs.pairs < 20:
+    if found.pooled.pairs.pairs < 20 and not decided:
         said.append(f"{found.pooled.pairs.pairs} pairs are few: only a large difference could show.")
     return said
 

@@ -61,13 +61,14 @@ def collect(run: Run, folder: Path) -> Media:
     compared = [r for r in run.results if r.predictions]
     every: list[Comparison] = []
     wanted = {(r.task, r.episode): r for r in (*filmed, *compared)}
+    shown_of = {(r.task, r.episode) for r in filmed}
     for task in dict.fromkeys(r.task for r in wanted.values()):
         env = suite.make_env(task)
         try:
             for result in (r for r in wanted.values() if r.task == task):
                 shown = replay(env, result, suite.frame_key)
                 every += [compare(p, shown) for p in result.predictions]
-                if result in filmed:
+                if (task, result.episode) in shown_of:
                     media.videos.append(_episode_video(shown, suite, env.score, env.control_hz, folder))
         except MissingExtra as e:
             media.missing = e.text

@@ -99,7 +99,10 @@ def render(
         anchors={row.key: f"e{i}" for i, row in enumerate(rows)},
         reasons=reasons(rows),
         charts=beside_success(rows),
-        videos=by_task(media),
+        videos=[
+            {"task": v.task, "title": v.title, "note": v.note, "src": data_uri(v.path.read_bytes(), "video/mp4")}
+            for v in media.videos
+        ],
         strips=[
             {"seed": c.seed, "first": c.first_step, "n": len(c.predicted), "src": png_uri(strip(c))}
             for c in media.comparisons
@@ -108,12 +111,3 @@ def render(
         comparison=comparison,
         difference=None if comparison is None else of(comparison[1]),
     )
-
-
-def by_task(media: Media) -> dict[str, list[dict[str, str]]]:
-    """Videos of every task, ready to be shown; those of no task under ""."""
-    found: dict[str, list[dict[str, str]]] = {}
-    for v in media.videos:
-        shown = {"title": v.title, "note": v.note, "src": data_uri(v.path.read_bytes(), "video/mp4")}
-        found.setdefault(v.task, []).append(shown)
-    return found

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -13,6 +14,7 @@ from omni_loop.errors import ConfigError, InvalidInput, StageFailed
 from omni_loop_sim_eval import chart, media, report, summary
 from omni_loop_sim_eval.imagined import imagine
 from omni_loop_sim_eval.predictions import Comparison, by_horizon, psnr, select, strip
+from omni_loop_sim_eval.rows import row_of
 from omni_loop_sim_eval.runner import Run, run_suite
 from omni_loop_sim_eval.stats import interval, paired
 from omni_loop_sim_eval.video import beside, caption, resize, write_mp4
@@ -96,6 +98,58 @@ def test_page_is_well_formed_self_contained_and_complete(run: Run, tmp_path: Pat
     assert "<script>alert('act & co')</script>" in said, "reasons are shown, escaped"
     videos = [t for t, _ in page.tags if t == "video"]
     assert len(videos) == 3, "success, failure, predicted beside real; the error had no step to show"
+
+
+def test_page_of_several_tasks_shows_each(tmp_path: Path) -> None:
+    tasks = [{"name": "one", "prompt": "do <one>"}, {"name": "two"}]
+    server = ToyServer(lost=frozenset({S + 1}), broken=broken)
+    run = run_suite(toy_suite(tasks=tasks, episodes=3, max_steps=20), server.connect)
+    seen, numbers = media.collect(run, tmp_path), summary.summarise(run)
+    assert {name: (t["successes"], t["episodes"]) for name, t in numbers["tasks"].items()} == {
+        "one": (1, 3),
+        "two": (1, 3),
+    }
+    assert numbers["interval"] == "stratified wilson"
+    assert {(v.task, v.title) for v in seen.videos if v.task} == {
+        (task, title) for task in ("one", "two") for title in ("Success", "Failure")
+    }
+    assert len({v.path for v in seen.videos}) == len(seen.videos), "no film overwrites another task's"
+    numbers["predictions"] = {"n": seen.compared, "psnr_by_horizon": seen.horizon}
+    page = read(report.render(run, numbers, seen))
+    said = page.said()
+    for text in (
+        "Every task",
+        "“do <one>”",
+        "Of 2 tasks together",
+        "one: Success",
+        "two: Failure",
+        "What did not succeed",
+    ):
+        assert text in said, text
+    assert "one 2000002 , two 2000002" in said, "both that broke, under their reason"
+    anchors = [a["id"] for t, a in page.tags if t == "tr" and "id" in a]
+    assert len(anchors) == len(set(anchors)) == 6
+    assert {a["href"] for t, a in page.tags if t == "a"} <= {f"#{anchor}" for anchor in anchors}
+
+
+def test_what_goes_with_success_is_drawn_once_for_each_episode(run: Run) -> None:
+    rows = [row_of(r) for r in run.results]
+    drawn = dict(report.beside_success(rows))
+    assert list(drawn) == ["Steps of an episode", "Median tick of an episode"]
+    missed = [replace(row, deadline_misses=i) for i, row in enumerate(rows)]
+    assert "Deadline misses of an episode" in dict(report.beside_success(missed))
+    picture = chart.stacked([1, 1, 2, 9], [True, False, True, True], "steps")
+    assert picture is not None
+    assert (picture.low, picture.high, picture.most) == (1, 9, 2)
+    assert (picture.svg.count('class="k"'), picture.svg.count('class="f"')) == (3, 1)
+    assert chart.stacked([], [], "ms") is None
+
+
+def test_reasons_count_what_did_not_succeed(run: Run) -> None:
+    found = report.reasons([row_of(r) for r in run.results])
+    assert [(g.outcome, len(g.rows)) for g in found] == [("failure", 1), ("error", 1)]
+    assert found[0].text == "ended without success"
+    assert found[1].text.startswith("stage_failed: <script>")
 
 
 def test_page_without_videos_predictions_or_ticks_still_renders() -> None:
