@@ -22,20 +22,25 @@ _REACH = 0.05  # m, of an action of 1
 _OPEN, _CLOSED = -1.0, 1.0
 _ABOVE = 0.12  # m, over a thing before going down to it
 _NEAR = 0.012  # m, from a place that counts as reached
+_DEPTH = 0.03  # m, from the top of a thing that fits between the fingers
+_SLOW = 0.004  # m a step: a hand that is faster goes on beyond where it is to go down
 _STILL = 0.001  # m a step, below which a hand that goes down has met something
 _STOOD_STEPS, _GRASP_STEPS = 5, 12
 
 
 class PickPlace:
-    """Picks up the object called ``thing``, ``grasp`` above its middle (m), and lifts it by ``lift`` (m). With
-    ``place`` it carries it over that object and lets go; without, it holds it.
+    """Picks up the object called ``thing`` and lifts it by ``lift`` (m). With ``place`` it carries it over that object
+    and lets go; without, it holds it. It is taken at its middle; where the height of the ``floor`` (m) is given, a tall
+    one is taken as deep below its top as the fingers reach.
 
     Raises:
         Unsupported: ``env`` has no such objects.
     """
 
-    def __init__(self, env: WorkerEnv, thing: str, place: str = "", grasp: float = 0.0, lift: float = 0.25) -> None:
-        self._env, self._grasp, self._lift = env, grasp, lift
+    def __init__(
+        self, env: WorkerEnv, thing: str, place: str = "", floor: float | None = None, lift: float = 0.25
+    ) -> None:
+        self._env, self._floor, self._lift = env, floor, lift
         rows = objects(env)
         for name in (thing, place):
             if name and name not in rows:
@@ -45,12 +50,15 @@ class PickPlace:
 
     def reset(self, seed: int) -> None:
         self._phase, self._grasped, self._stood, self._top = "over", 0, 0, 0.0
-        self._before = np.zeros(3)
+        self._before, self._grasp = np.zeros(3), 0.0
 
     def act(self) -> NDArray[np.float32]:
         seen = self._env.observe(("state", "objects"))
         hand, poses = np.asarray(seen["state"][:3], np.float64), np.asarray(seen["objects"], np.float64)
-        thing = poses[self._thing, :3] + np.array([0, 0, self._grasp])
+        thing = poses[self._thing, :3]
+        if self._floor is not None and self._phase in ("over", "down"):  # what is tall is taken near its top
+            self._grasp = max(0.0, thing[2] - self._floor - _DEPTH)
+        thing = thing + np.array([0, 0, self._grasp])
         if self._phase in ("over", "down"):
             return self._approach(hand, thing)
         if self._phase == "grasp":
@@ -62,10 +70,13 @@ class PickPlace:
 
     def _approach(self, hand: Vector, thing: Vector) -> NDArray[np.float32]:
         target = thing + np.array([0, 0, _ABOVE]) if self._phase == "over" else thing
-        stands = self._phase == "down" and float(np.linalg.norm(hand - self._before)) < _STILL
-        self._stood, self._before = (self._stood + 1 if stands else 0), hand
-        if np.linalg.norm(target - hand) < _NEAR or self._stood >= _STOOD_STEPS:  # the palm is on a bottle's cap, say
-            self._phase = "down" if self._phase == "over" else "grasp"
+        moved, self._before = float(np.linalg.norm(hand - self._before)), hand
+        self._stood = self._stood + 1 if self._phase == "down" and moved < _STILL else 0
+        near = float(np.linalg.norm(target - hand)) < _NEAR
+        if self._phase == "over" and near and moved < _SLOW:
+            self._phase = "down"
+        elif self._phase == "down" and (near or self._stood >= _STOOD_STEPS):
+            self._phase = "grasp"
         return _towards(hand, target, _OPEN)
 
     def _carry(self, hand: Vector, thing: Vector, place: Vector | None) -> NDArray[np.float32]:
@@ -103,7 +114,7 @@ def libero(env: Env) -> Expert:
     found = re.fullmatch(r"pick (?:up )?the (.+) and place it in the basket", known.instruction.lower())
     if found is None:
         raise Unsupported("the expert of 'libero' solves libero_object: pick up something and place it in the basket")
-    return PickPlace(known, f"{found[1].replace(' ', '_')}_1", "basket_1")
+    return PickPlace(known, f"{found[1].replace(' ', '_')}_1", "basket_1", floor=0.0)
 
 
 def _worker(env: Env, name: str) -> WorkerEnv:

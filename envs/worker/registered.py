@@ -21,8 +21,8 @@ def worker(
     answer_s: float = 120.0,
 ) -> WorkerEnv:
     """The registered env called ``env`` in a process of its own, made with ``env_options`` (and ``max_steps``, where
-    that is given). A crash of its simulator is an error of an episode then, not the end of everything. What it gives is the
-    same to the bit.
+    that is given). A crash of its simulator is an error of an episode then, not the end of everything. What it gives is
+    the same to the bit.
 
     ``start_s`` and ``answer_s``: longest time, in seconds, for being made and for any request after that.
     """
