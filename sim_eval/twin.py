@@ -71,7 +71,9 @@ class _Blind:
         self.id = session.id
         self.spec: SessionSpec = replace(session.spec, horizon=ahead, execution_horizon=ahead)
 
-    def infer(self, arrays: Any, *, step: int, executed: Any = None, frames: int = 0) -> TickResult:
+    def infer(
+        self, arrays: Any, *, step: int, executed: Any = None, frames: int = 0, executed_through: int | None = None
+    ) -> TickResult:
         made = [self._session.infer({}, step=step + i) for i in range(self._ahead)]
         chunks = [cast(Any, result.chunk) for result in made]
         return replace(made[0], chunk=replace(chunks[0], actions=np.concatenate([c.actions for c in chunks])))
