@@ -95,3 +95,24 @@ def test_without_opengl_the_numbers_stand_and_the_page_says_why_there_are_no_vid
     console = Console(record=True, width=120)
     console.print(table(numbers))
     assert "2/2" in console.export_text()
+
+
+def test_the_suite_by_a_gymnasium_id_is_the_same_task() -> None:
+    """Its keys, bounds, rate and every step, so that its outcomes are those of fetch-act."""
+    ours, named = load_suite("fetch-act"), load_suite("fetch-act-gymnasium")
+    assert (ours.keys, ours.max_steps, ours.pipeline) == (named.keys, named.max_steps, named.pipeline)
+    a, b, expert = ours.make_env(), named.make_env(), FetchExpert()
+    assert (a.control_hz, a.action.low, a.action.high) == (b.control_hz, b.action.low, b.action.high)
+    for seed in (ours.first_seed, ours.first_seed + 1):
+        seen, same = a.reset(seed, ours.keys), b.reset(seed, named.keys)
+        expert.reset()
+        while True:
+            assert all(seen[key].tobytes() == same[key].tobytes() for key in ours.keys)
+            action = expert.act(seen["state"])
+            mine, its = a.step(action, ours.keys), b.step(action, named.keys)
+            assert (mine.reward, mine.success, mine.done) == (its.reward, its.success, its.done)
+            seen, same = dict(mine.arrays), dict(its.arrays)
+            if mine.done:
+                break
+    a.close()
+    b.close()
