@@ -53,6 +53,9 @@ def eval_command(
         int | None, typer.Option("--execution-horizon", min=1, help="Rows of a chunk before the next is asked for.")
     ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes that episodes are spread over.")] = None,
+    time_limit: Annotated[
+        float | None, typer.Option(min=0.1, help="Seconds for one episode, by the wall clock.", show_default=False)
+    ] = None,
     batch: Annotated[
         int | None,
         typer.Option(min=1, help="Sessions in one forward pass: faster, and outcomes may differ in the last bits."),
@@ -110,6 +113,7 @@ def eval_command(
         delay_steps=delay_steps,
         workers=workers,
         batch=batch,
+        time_limit_s=time_limit,
         interval=interval,
         videos=videos,
     )

@@ -240,7 +240,7 @@ class _Watch:
         """When it is overdue, by time.monotonic()."""
         if not shard.ready:
             return shard.since + shards.START_S
-        return shard.since + self._limit if shard.job else float("inf")
+        return shard.since + self._limit + shard.starts * shards.START_S if shard.job else float("inf")
 
     def _patience(self) -> float:
         soonest = min((self._until(shard) for shard in self._shards), default=float("inf"))

@@ -28,7 +28,7 @@ from .shard import READY, describe
 from .suite import EvalSuite
 from .worker import Worker
 
-START_S = 180.0  # for a process to import its simulator
+START_S = 180.0  # for a process to start, and for its simulator
 _TAIL = 1000  # characters of a dead process's output that are repeated
 # Shards share the machine with each other and the server: one thread each, also in libraries that take every core.
 _ONE_THREAD = dict.fromkeys(
@@ -57,6 +57,7 @@ class Shard(Protocol):
 
     job: Job | None  # at work
     task: str | None  # of the env it has
+    starts: bool  # it has to make an env, or a process, first
     since: float  # when that, or the start, began, by time.monotonic()
     ready: bool
     fresh: bool  # one process for one env: an env that broke takes it along
@@ -86,6 +87,7 @@ class ThreadShard:
     def __init__(self, suite: EvalSuite, connect: Connect, heard: Heard) -> None:
         self.job: Job | None = None
         self.task: str | None = None
+        self.starts = True
         self.since = time.monotonic()
         self.ready = False
         self._dropped = False
@@ -96,6 +98,7 @@ class ThreadShard:
         heard.put((self, Ready()))
 
     def give(self, job: Job) -> None:
+        self.starts = self.task != job.task
         self.job, self.task, self.since = job, job.task, time.monotonic()
         self._todo.put(job)
 
@@ -123,6 +126,7 @@ class ProcessShard:
     def __init__(self, suite: EvalSuite, connect: dict[str, Any], heard: Heard) -> None:
         self.job: Job | None = None
         self.task: str | None = None
+        self.starts = True
         self.since = time.monotonic()
         self.ready = False
         self._heard = heard
@@ -147,6 +151,7 @@ class ProcessShard:
         return self._process.pid
 
     def give(self, job: Job) -> None:
+        self.starts = self.task != job.task
         self.job, self.task, self.since = job, job.task, time.monotonic()
         self._tell({"task": job.task, "episode": job.episode})
 
