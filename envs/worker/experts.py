@@ -50,7 +50,8 @@ class PickPlace:
 
     def reset(self, seed: int) -> None:
         self._phase, self._grasped, self._stood, self._top = "over", 0, 0, 0.0
-        self._before, self._grasp = np.zeros(3), 0.0
+        self._before: Vector = np.zeros(3)
+        self._grasp = 0.0
 
     def act(self) -> NDArray[np.float32]:
         seen = self._env.observe(("state", "objects"))

@@ -35,6 +35,10 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
     return TINY
 
 
+def is_now(environment: Environment, state: State) -> bool:
+    return environment.state is state
+
+
 def test_they_lie_where_the_user_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert environments.cache() == tmp_path / "envs"
     monkeypatch.delenv("OMNI_LOOP_ENVS")
@@ -61,9 +65,9 @@ def test_requirements_are_pinned_and_name_no_host(name: str) -> None:
 
 def test_it_is_made_once_and_anew_when_its_requirements_change(tiny: Environment, tmp_path: Path) -> None:
     said: list[str] = []
-    assert tiny.state is State.MISSING
+    assert is_now(tiny, State.MISSING)
     assert environments.install("tiny", say=said.append)
-    assert tiny.state is State.INSTALLED
+    assert is_now(tiny, State.INSTALLED)
     program, *arguments = environments.command("tiny")
     assert Path(program) == tiny.interpreter
     assert arguments == ["-I", str(environments.SIDE)]
@@ -74,11 +78,11 @@ def test_it_is_made_once_and_anew_when_its_requirements_change(tiny: Environment
     assert not environments.install("tiny", say=said.append)
 
     tiny.requirements.write_text("# nothing else\n", encoding="utf-8")
-    assert tiny.state is State.OUTDATED
+    assert is_now(tiny, State.OUTDATED)
     with pytest.raises(MissingExtra, match="made for other requirements: omni-loop envs install tiny"):
         environments.command("tiny")
     assert environments.install("tiny", say=said.append)
-    assert tiny.state is State.INSTALLED
+    assert is_now(tiny, State.INSTALLED)
     assert any(line.startswith("removing") for line in said)
 
 
@@ -88,7 +92,7 @@ def test_one_that_was_not_finished_does_not_count(tiny: Environment, monkeypatch
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(ConfigError, match="pip install failed with exit code"):
         environments.install("tiny", say=lambda text: None)
-    assert tiny.state is State.OUTDATED
+    assert is_now(tiny, State.OUTDATED)
 
 
 def test_without_uv_it_is_venv_and_pip(tiny: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +111,7 @@ def test_without_uv_it_is_venv_and_pip(tiny: Environment, monkeypatch: pytest.Mo
         (sys.executable, "-m", "venv", folder),
         (own, "-m", "pip", "install", "--no-deps", "-r", str(tiny.requirements)),
     ]
-    assert tiny.state is State.INSTALLED
+    assert is_now(tiny, State.INSTALLED)
 
 
 def test_a_python_without_wheels_is_refused(tiny: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,14 +119,14 @@ def test_a_python_without_wheels_is_refused(tiny: Environment, monkeypatch: pyte
     monkeypatch.setattr(environments, "ENVIRONMENTS", {"tiny": old})
     with pytest.raises(ConfigError, match=r"needs Python 2.7 to 3.5, and this is 3\.\d+: name another by --python"):
         environments.install("tiny", say=lambda text: None)
-    assert tiny.state is State.MISSING
+    assert is_now(tiny, State.MISSING)
 
 
 def test_a_mark_that_is_none_does_not_count(tiny: Environment) -> None:
     tiny.folder.mkdir(parents=True)
     for text in ("", "[]", json.dumps({"requirements": tiny.digest})):
         (tiny.folder / "omni-loop.json").write_text(text, encoding="utf-8")
-        assert tiny.state is State.OUTDATED
+        assert is_now(tiny, State.OUTDATED)
 
 
 def test_an_unknown_one_is_named() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 
 import numpy as np
 
 from omni_loop import registry
 from omni_loop.env import Env
 from omni_loop.testing.env_contract import Act, EnvContract
+from omni_loop.types import Array
 from omni_loop_envs.pusht.env import PushT
 from omni_loop_envs.pusht.expert import PushTExpert
 from omni_loop_envs.worker.env import WorkerEnv
@@ -43,6 +45,8 @@ def test_it_is_the_env_to_the_bit() -> None:
     for name in ("name", "observations", "action", "control_hz", "max_steps", "score"):
         assert getattr(here, name) == getattr(there, name), name
     rng = np.random.default_rng(3)
+    first: Mapping[str, Array]
+    second: Mapping[str, Array]
     for seed in (5, 6, 5):
         first, second = here.reset(seed), there.reset(seed)
         done = False
