@@ -85,8 +85,7 @@ def tables(found: twin_page.Findings) -> list[Table]:
     for name, a in found.agreements.items():
         said = twin_page.row(name, a)
         agree.add_row(said["title"], said["r"], said["fisher"], said["sampled"], said["mmrv"])
-    titles = ("steps ahead", "PSNR", "copy", "SSIM", "copy", "agent px", "other actions", "stays")
-    ahead = Table(*titles, title="Frames and agent")
+    ahead = Table("steps ahead", "PSNR", "copy", "SSIM", "copy", "agent px", "other actions", "stays", title="Frames")
     for step in found.horizon:
         if step.ahead in _SHOWN:
             values = (step.psnr, step.copy_psnr, step.ssim, step.copy_ssim)
