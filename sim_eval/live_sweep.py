@@ -21,7 +21,12 @@ from .evaluate import Evaluated, Serve, evaluate
 from .stats import interval, paired
 from .suite import CHUNKS, Chunks, EvalSuite, Live
 
-FILES = ("latency.html", "latency.json")
+FILES = ("latency.html", "latency.json", "latency.svg")
+_COLOURS = ("#2f6fd6", "#e0a030", "#c0392b", "#9aa3af")
+_STYLE = (
+    "text{font:12px sans-serif;fill:#626b78}.grid{stroke:#e4e6ea}polyline{fill:none;stroke-width:2.2}"
+    ".bar{stroke-width:1.4;opacity:.55}"
+)
 _SWEPT: tuple[Chunks, ...] = ("joined", "aligned", "naive")  # where a sweep does not say which
 
 
@@ -163,6 +168,7 @@ def write(found: Sequence[Point], suite: EvalSuite, out: Path) -> Path:
         ],
     }  # fmt: skip
     (out / FILES[1]).write_text(json.dumps(data, indent=1) + "\n")
+    (out / FILES[2]).write_text(picture(found) + "\n")
     ways = list(dict.fromkeys(p.chunks for p in found))
     page = pages.render("live.html", suite=suite, points=found, ways=ways, plot=plot(found) if found else None)
     return pages.write(out / FILES[0], page)
@@ -181,6 +187,20 @@ def plot(found: Sequence[Point]) -> str:
     lines = {way: [(p.latency_ms, 100 * p.rate) for p in own[way]] for way in ways}
     bars = {way: [(p.latency_ms, 100 * p.low, 100 * p.high) for p in own[way]] for way in ways}
     return plots.plot(lines, x, y, bars=bars)
+
+
+def picture(found: Sequence[Point]) -> str:
+    """The plot as an SVG file of its own, with its colours and a legend inside."""
+    ways = list(dict.fromkeys(p.chunks for p in found))
+    colours = "".join(f".l{i}{{stroke:{c};fill:{c}}}" for i, c in enumerate(_COLOURS))
+    legend = "".join(
+        f'<g class="l{i}"><circle cx="70" cy="{200 + 16 * i}" r="4"/></g><text x="80" y="{204 + 16 * i}">{way}</text>'
+        for i, way in enumerate(ways)
+    )
+    head, body = str(plot(found)).split(">", 1)
+    background = '<rect width="520" height="300" fill="#fff"/>'
+    style = f"<style>{_STYLE}{colours}</style>"
+    return f'{head} xmlns="http://www.w3.org/2000/svg">{style}{background}{body.removesuffix("</svg>")}{legend}</svg>'
 
 
 def table(found: Sequence[Point]) -> Table:

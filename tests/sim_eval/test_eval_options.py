@@ -6,6 +6,7 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
@@ -94,6 +95,9 @@ def test_a_sweep_over_latencies_leaves_a_folder_per_point_and_a_page(server: Toy
     page = (tmp_path / "latency.html").read_text()
     assert page.count("<polyline") == 3
     assert 'href="naive-200ms/report.html"' in page
+    picture = ElementTree.parse(tmp_path / "latency.svg").getroot()
+    assert picture.tag.endswith("}svg")
+    assert {"joined", "aligned", "naive"} <= {e.text for e in picture.iter() if e.tag.endswith("}text")}
     before = server.served, len(server.opened)
     code, said = call("eval", "--live", "--latency-ms", "0,200", *FEW, "--out", str(tmp_path))
     assert (code, said.count("2 episodes are there already")) == (0, 5)
