@@ -37,7 +37,7 @@ class MetaWorld(BaseEnv):
     )  # fmt: skip
     observations: tuple[ArraySpec, ...] = (
         ArraySpec("image", "uint8", (IMAGE_SIZE, IMAGE_SIZE, 3), unit="RGB", low=0, high=255),
-        ArraySpec("gripper", "float32", (4,), unit="m, m, m, 1", description="hand's position; opening of the fingers, 0..1"),
+        ArraySpec("gripper", "float32", (4,), unit="m, m, m, 1", description="hand's position; fingers' opening"),
         ArraySpec(
             "state", "float32", (STATE,), unit="m, 1",
             description="hand, fingers and objects now and a control step ago; goal",
