@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,7 @@ def lpips_distance() -> tuple[Distance | None, str]:
     """LPIPS (Zhang et al. 2018, AlexNet) where the package ``lpips`` and its weights are here already; else None and
     why. Nothing is downloaded: the weights it stands on are torchvision's, which it would fetch."""
     try:
-        import lpips
+        lpips: Any = import_module("lpips")  # no dependency of ours: whoever has it
         import torch
         from torch.hub import get_dir
     except ModuleNotFoundError as e:

@@ -105,4 +105,5 @@ class Plays:
 
 def _play(row: Mapping[str, Any]) -> Play:
     said = tuple(Said(*s) for s in row["said"])
-    return Play(*row["play"], Played(np.array(row["scores"], np.float64), bool(row["success"]), said))
+    policy, place, seed, step = row["play"]
+    return Play(policy, place, seed, step, Played(np.array(row["scores"], np.float64), bool(row["success"]), said))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from omni_loop.errors import InvalidInput
 from omni_loop_sim_eval.horizon import lpips_distance, psnr, ssim
@@ -15,7 +16,7 @@ from omni_loop_sim_eval.horizon import lpips_distance, psnr, ssim
 C1, C2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
 
 
-def flat(value: int, size: int = 16) -> np.ndarray:
+def flat(value: int, size: int = 16) -> NDArray[np.uint8]:
     return np.full((1, size, size, 3), value, np.uint8)
 
 

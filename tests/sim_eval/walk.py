@@ -67,7 +67,8 @@ class WalkEnv(BaseEnv):
 
     def __init__(self, max_steps: int = 60) -> None:
         super().__init__(max_steps)
-        self.position = self._before = np.zeros(2)
+        self.position: NDArray[np.float64] = np.zeros(2)
+        self._before = self.position
 
     def hold(self) -> NDArray[np.float32]:
         return self.position.astype(np.float32)
@@ -131,7 +132,8 @@ class WorldSession:
     spec = _spec("walk-world", (Op.RECONDITION, Op.PREDICT))
 
     def __init__(self, walkers: Walkers) -> None:
-        self._walkers, self._at = walkers, np.zeros(2)
+        self._walkers = walkers
+        self._at: NDArray[np.float64] = np.zeros(2)
 
     def recondition(self, arrays: Mapping[str, Any], *, executed: Any = None, first_step: int = 0) -> TickResult:
         frames = arrays["image"]
@@ -180,7 +182,15 @@ class PolicySession:
     def __init__(self, policy: _Policy) -> None:
         self._policy = policy
 
-    def infer(self, arrays: Mapping[str, Array], *, step: int, executed: Any = None, frames: int = 0) -> TickResult:
+    def infer(
+        self,
+        arrays: Mapping[str, Array],
+        *,
+        step: int,
+        executed: Any = None,
+        frames: int = 0,
+        executed_through: int | None = None,
+    ) -> TickResult:
         self._policy.walkers.infers += 1
         at = arrays["agent_pos"][1].astype(np.float64)
         np.testing.assert_allclose(at, where(arrays["image"]), atol=1e-3)
