@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from omni_loop import registry
 from omni_loop.errors import Unsupported
 from omni_loop_worlds.imagined import Coverage, Progress, Seen
-from omni_loop_worlds.imagined.judge import fitted
+from omni_loop_worlds.imagined.judge import fitted, scene_coverage
 from omni_loop_worlds.scene import pose_points
 
 
@@ -49,6 +50,13 @@ def test_points_that_are_no_t_are_fitted_and_said() -> None:
         turned = (best - best.mean(0)) @ np.array([[c, s], [-s, c]]) + best.mean(0)
         for other in (turned, best + np.array([0.1, 0]), best - np.array([0, 0.1])):
             assert np.square(other - points - noise).sum() > np.square(best - points - noise).sum()
+
+
+def test_the_score_of_a_scene_is_found_by_the_envs_name() -> None:
+    one = seen(np.array([240, 260, 0.7]))
+    assert one.scene is not None
+    assert registry.load(registry.SCENE_SCORES, "pusht") is scene_coverage
+    assert scene_coverage(one.scene) == Coverage()(one).info["coverage"] > 0.5
 
 
 def test_without_a_scene_there_is_no_coverage() -> None:
