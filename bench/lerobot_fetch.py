@@ -56,7 +56,7 @@ class Fetch(gymnasium.Env[Any, Any]):
         self._env.close()
 
 
-gymnasium.register(_ID, Fetch)
+gymnasium.register(_ID, f"{__name__}:Fetch")
 
 
 @EnvConfig.register_subclass(CONFIG)
