@@ -121,18 +121,17 @@ def verdict(agreements: Mapping[str, Agreement]) -> str:
     """One sentence a reader can act on."""
     whole, told = agreements.get("whole"), agreements.get("success")
     parts = []
-    if whole is not None:
-        parts.append(
-            "Not from whole imagined episodes: they end the same for every policy."
-            if math.isnan(whole.r)
-            else f"From whole imagined episodes: r = {whole.r:.2f} with real success."
-        )
+    if whole is not None and math.isnan(whole.r):
+        parts.append("Not from whole imagined episodes: they end the same for every policy.")
     if told is not None and not math.isnan(told.r):
         good = "orders and spaces" if told.r >= BAR else "does not order well enough"
         parts.append(
             f"What is imagined over a few steps from branches {good} {told.n} policies by real success: "
             f"r = {told.r:.2f} ({'at least' if told.r >= BAR else 'below'} {BAR}), MMRV {told.mmrv:.3f}."
         )
+    same = agreements.get("branches")
+    if same is not None and not math.isnan(same.r):
+        parts.append(f"From the same branches both places give r = {same.r:.2f}, MMRV {same.mmrv:.3f}.")
     return " ".join(parts) or "There are too few plays to say."
 
 
