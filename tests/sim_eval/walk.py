@@ -68,7 +68,7 @@ class WalkEnv(BaseEnv):
     def __init__(self, max_steps: int = 60) -> None:
         super().__init__(max_steps)
         self.position: NDArray[np.float64] = np.zeros(2)
-        self._before = self.position
+        self._before: NDArray[np.float64] = self.position
 
     def hold(self) -> NDArray[np.float32]:
         return self.position.astype(np.float32)
