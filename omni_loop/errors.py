@@ -190,8 +190,8 @@ class ServerUnavailable(OmniLoopError):
 
 
 class EnvFailed(OmniLoopError):
-    """A simulator crashed, hung, raised or answered nonsense. Its env is of no more use: close it, and begin the episode
-    anew in a fresh one."""
+    """A simulator crashed, hung, raised or answered nonsense. Its env is of no more use: close it, and begin the
+    episode anew in a fresh one."""
 
     code, reason, retryable = Code.UNAVAILABLE, Reason.ENV_FAILED, True
 
