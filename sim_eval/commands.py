@@ -14,7 +14,7 @@ from omni_loop.cli import connection, output
 from omni_loop.client import Tls
 from omni_loop.config import shipped
 
-from . import bounds, live_sweep, summary
+from . import bounds, live_sweep, rows, stored, summary
 from . import media as media_
 from .api import Connect
 from .evaluate import Other, check, evaluate, finish, run_episodes, save
@@ -22,6 +22,7 @@ from .imagined import imagine
 from .served import note_outcomes
 from .serving import server as _server
 from .stats import paired
+from .store import fingerprint
 from .suite import CHUNKS, EvalSuite, load_suite
 
 _IMAGINED_STEPS = 100
@@ -133,7 +134,7 @@ def eval_command(
         console.print(
             f"[yellow]seeds from {chosen.first_seed} may be those of demonstrations: no measure of unseen episodes[/]"
         )
-    other = _to_pair_with(against, chosen)
+    other = _to_pair_with(against, chosen, console)
     if other is not None and len(sweep) > 1:
         raise typer.BadParameter("--against is of one run, not of several latencies")
     if address and (checkpoint or record):
@@ -167,12 +168,18 @@ def _alone(option: str, value: str, **others: Any) -> None:
             raise typer.BadParameter(f"{option} {value} acts without a server: leave --{name} out")
 
 
-def _to_pair_with(against: Path | None, suite: EvalSuite) -> Other | None:
-    """What ``--against`` names, if it can be paired with ``suite``: a matter of tasks and seeds alone."""
+def _to_pair_with(against: Path | None, suite: EvalSuite, console: Console) -> Other | None:
+    """What ``--against`` names, if it can be paired with ``suite``: a matter of tasks and seeds alone, since imagined
+    episodes are paired with real ones. Of another world it is said."""
     if against is None:
         return None
-    other = summary.read(against)
+    run = stored.load(against, "--against")
+    other = rows.successes(run.rows)
     paired(summary.expected(suite), other)
+    ours = stored.world(suite.env, suite.task_names, fingerprint(suite))
+    if differs := stored.difference(ours, run.world(), suite.name, against):
+        said = f"--against: {differs}; paired by task and seed all the same"
+        console.print(said, style="yellow", markup=False, highlight=False)
     return against.name, other
 
 

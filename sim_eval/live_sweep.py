@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from omni_loop.cli import output
+from omni_loop.config import validate
 from omni_loop.errors import UnknownName, nearest
 
 from . import pages, plots
@@ -43,6 +44,7 @@ def points(
 
     Raises:
         typer.BadParameter: an option of live mode without it, or a number that is none.
+        ConfigError: a latency or jitter that is out of range.
         UnknownName: no such way to take over.
     """
     given = {"--latency-ms": latency_ms, "--jitter-ms": jitter_ms, "--measured": measured or None, "--chunks": chunks}
@@ -55,9 +57,13 @@ def points(
         raise typer.BadParameter("--chunks says what --join and --no-join say, and more: give one of them")
     latencies = _numbers(latency_ms) if latency_ms else [suite.live.latency_ms]
     ways = _ways(suite, chunks, join, several=len(latencies) > 1)
-    rest = {"jitter_ms": suite.live.jitter_ms if jitter_ms is None else jitter_ms, "measured": measured}
-    lives = [Live(latency_ms=latency, chunks=way, **rest) for way in ways for latency in latencies]
-    late = measured or rest["jitter_ms"] > 0
+    rest = {
+        "jitter_ms": suite.live.jitter_ms if jitter_ms is None else jitter_ms,
+        "measured": measured or suite.live.measured,
+    }
+    given_live = ({"latency_ms": latency, "chunks": way, **rest} for way in ways for latency in latencies)
+    lives = [validate(Live, one, "--live") for one in given_live]
+    late = any(live.measured or live.jitter_ms for live in lives)
     lives = [live for live in lives if late or live.latency_ms or _differs_at_once(live.chunks, ways)]
     return [suite.changed(mode="live", live=live.model_dump()) for live in lives]
 

@@ -42,9 +42,11 @@ class StoredRun:
     def policy(self) -> str:
         """Who acted, a pipeline or a bound, and of a live run how late."""
         live = self.said.get("suite.live")
-        late = isinstance(live, Mapping) and self.said.get("suite.mode") == "live"
         acted = str(self.summary.get("pipeline", ""))
-        return f"{acted}, live at {live['latency_ms']:g} ms ({live['chunks']})" if late and live else acted
+        if self.said.get("suite.mode") != "live" or not isinstance(live, Mapping):
+            return acted
+        ms, chunks = live.get("latency_ms"), live.get("chunks")
+        return f"{acted}, live at {ms:g} ms ({chunks})" if isinstance(ms, (int, float)) else f"{acted}, live"
 
     def world(self) -> dict[str, Any]:
         """What of the env an outcome depends on besides its seed, by name; of an old folder the env alone."""
@@ -64,11 +66,16 @@ def world(env: str, tasks: Iterable[str], said: Mapping[str, Any]) -> dict[str, 
 
 def refuse_others(a: Mapping[str, Any], b: Mapping[str, Any], name_a: object, name_b: object) -> None:
     """Refuse to pair what was run in other worlds. Raises :class:`ConfigError`; the text says what differs."""
+    if differs := difference(a, b, name_a, name_b):
+        raise ConfigError(f"the runs cannot be paired: {differs}")
+
+
+def difference(a: Mapping[str, Any], b: Mapping[str, Any], name_a: object, name_b: object) -> str:
+    """The first thing that two worlds have differently; empty: nothing."""
     for name in a:
         if name in b and a[name] != b[name]:
-            raise ConfigError(
-                f"the runs cannot be paired: {name} is {a[name]!r:.80} in {name_a} and {b[name]!r:.80} in {name_b}"
-            )
+            return f"{name} is {a[name]!r:.80} in {name_a} and {b[name]!r:.80} in {name_b}"
+    return ""
 
 
 def load(folder: Path, option: str = "") -> StoredRun:

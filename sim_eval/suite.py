@@ -18,6 +18,7 @@ from .stats import Method
 
 Millis = Annotated[float, Field(ge=0, le=60_000, allow_inf_nan=False)]
 Chunks = Literal["joined", "aligned", "naive", "waiting"]
+Seed = Annotated[int, Field(ge=0, le=1 << 62)]  # the first of many, all within 64 bits
 CHUNKS: tuple[Chunks, ...] = ("joined", "aligned", "naive", "waiting")
 
 
@@ -86,8 +87,8 @@ class EvalSuite(Section):
     keys: tuple[str, ...] = Field(min_length=1)  # observation keys that are sent
     state_keys: tuple[str, ...] = ()  # keys that give away the true state; `--state` adds, `--image` drops them
     prompt: str = ""
-    first_seed: int = EVALUATION_SEED
-    episodes: Count = 100
+    first_seed: Seed = EVALUATION_SEED
+    episodes: Annotated[int, Field(ge=1, le=1_000_000)] = 100
     max_steps: Count
     options: Mapping[str, Scalar] = Field(default_factory=dict)  # of the pipeline, chosen when a session is opened
     execution_horizon: Count | None = None  # None: the pipeline's own
@@ -134,7 +135,8 @@ class EvalSuite(Section):
         """
         own = self.tasks[0] if self.tasks and not name else next((t for t in self.tasks if t.name == name), None)
         if own is None and name:
-            raise UnknownName(f"suite {self.name!r} has no task {name!r}.{nearest(name, self.task_names)}")
+            known = nearest(name, self.task_names) if self.tasks else " It has none by name."
+            raise UnknownName(f"suite {self.name!r} has no task {name!r}.{known}")
         return SuiteTask.model_construct(
             name=own.name if own else "",
             env_options={**self.env_options, **(own.env_options if own else {})},

@@ -89,11 +89,6 @@ def write(folder: Path, summary: dict[str, Any], results: Sequence[EpisodeResult
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
 
 
-def read(folder: Path) -> dict[Key, bool]:
-    """Success by task and seed of the run in ``folder``, which ``--against`` named; raises as :func:`rows.read`."""
-    return rows.successes(rows.read(folder, "--against"))
-
-
 def expected(suite: EvalSuite) -> dict[Key, bool]:
     """The keys that a run of ``suite`` will have, to see before it runs whether it can be paired."""
     return {(name, suite.first_seed + i): False for name in suite.task_names for i in range(suite.episodes)}

@@ -99,6 +99,17 @@ def test_eval_pairs_with_an_earlier_run(server: ToyServer, tmp_path: Path) -> No
     assert (paired["only_this"], paired["only_other"], paired["p"]) == (0, 1, 1.0)
 
 
+def test_a_pair_of_other_worlds_is_said(server: ToyServer, tmp_path: Path) -> None:
+    call("eval", "--episodes", "1", "--out", str(tmp_path / "a"))
+    head = tmp_path / "a" / "run.json"
+    head.write_text(head.read_text().replace('"suite.env": "toy"', '"suite.env": "other"'))
+    _, text = call("eval", "--episodes", "1", "--against", str(tmp_path / "a"), "--out", str(tmp_path / "b"))
+    assert "--against: env is 'toy' in toy-suite and 'other' in" in text
+    assert "paired with a: 0 only here, 0 only there" in text
+    _, text = call("eval", "--episodes", "1", "--against", str(tmp_path / "b"), "--out", str(tmp_path / "c"))
+    assert "--against:" not in text, "the same world"
+
+
 @pytest.mark.parametrize("command", ["eval", "demo"])
 @pytest.mark.parametrize("taken", ["out", "out/videos", "out/summary.json", "out/report.html"])
 def test_a_bad_output_path_is_said_before_anything_runs(

@@ -13,8 +13,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from omni_loop.env import EVALUATION_SEED
-from omni_loop.errors import UnknownName
-from omni_loop_sim_eval import commands
+from omni_loop.errors import ConfigError, UnknownName
+from omni_loop_sim_eval import commands, live_sweep
 from omni_loop_sim_eval.app import eval_app
 from omni_loop_sim_eval.console import progress
 from omni_loop_sim_eval.store import OtherRun, read_journal
@@ -130,6 +130,26 @@ def test_live_options_that_do_not_fit(server: ToyServer, tmp_path: Path, options
     assert says in " ".join(said.replace("│", " ").split())
     with pytest.raises(UnknownName, match=r"called 'joint'. Did you mean 'joined'"):
         call("eval", "--live", "--chunks", "joint", "--out", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--latency-ms", "-5"), "latency_ms: Input should be greater than or equal to 0"),
+        (("--latency-ms", "0,nan"), "latency_ms: Input should be a finite number"),
+        (("--latency-ms", "1e9"), "latency_ms: Input should be less than or equal to 60000"),
+        (("--jitter-ms", "1e9"), "jitter_ms: Input should be less than or equal to 60000"),
+    ],
+)
+def test_live_numbers_out_of_range(server: ToyServer, tmp_path: Path, options: tuple[str, ...], says: str) -> None:  # noqa: F811
+    with pytest.raises(ConfigError, match=f"--live: {says}"):
+        call("eval", "--live", *options, "--out", str(tmp_path))
+
+
+def test_a_suite_may_say_that_latency_is_measured() -> None:
+    suite = toy_suite(mode="live", live={"measured": True, "latency_ms": 100})
+    (same,) = live_sweep.points(suite, False, None, None, False, None, None)
+    assert same.live == suite.live
 
 
 def test_a_suite_needs_no_word_before_it_and_commands_keep_their_names() -> None:

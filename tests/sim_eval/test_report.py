@@ -11,10 +11,10 @@ import pytest
 
 from omni_loop.env import EVALUATION_SEED
 from omni_loop.errors import ConfigError, InvalidInput, StageFailed
-from omni_loop_sim_eval import chart, media, report, summary
+from omni_loop_sim_eval import chart, media, report, stored, summary
 from omni_loop_sim_eval.imagined import imagine
 from omni_loop_sim_eval.predictions import Comparison, by_horizon, psnr, select, strip
-from omni_loop_sim_eval.rows import row_of
+from omni_loop_sim_eval.rows import row_of, successes
 from omni_loop_sim_eval.runner import Run, run_suite
 from omni_loop_sim_eval.stats import interval, paired
 from omni_loop_sim_eval.video import beside, caption, resize, write_mp4
@@ -67,15 +67,15 @@ def test_written_files_hold_every_episode_and_can_be_paired(run: Run, tmp_path: 
     assert [row["seed"] for row in rows] == list(range(S, S + 5))
     assert [row["outcome"] for row in rows] == ["success", "failure", "error", "success", "success"]
     assert rows[2]["reason"].startswith("stage_failed: ")
-    pairs = summary.against(run.results, summary.read(tmp_path))
+    pairs = summary.against(run.results, successes(stored.load(tmp_path).rows))
     assert (pairs.both, pairs.neither, pairs.only_a, pairs.only_b) == (3, 2, 0, 0)
     (tmp_path / "episodes.json").write_text('{"seed": 1}')
     with pytest.raises(ConfigError, match=r"episodes.json is no table"):
-        summary.read(tmp_path)
+        stored.load(tmp_path)
     with pytest.raises(ConfigError, match=r"holds no episodes.json"):
-        summary.read(tmp_path / "nowhere")
+        stored.load(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"holds no episodes.json"):
-        summary.read(tmp_path / "episodes.json")
+        stored.load(tmp_path / "episodes.json")
 
 
 def test_page_is_well_formed_self_contained_and_complete(run: Run, tmp_path: Path) -> None:

@@ -59,10 +59,19 @@ def test_changed_validates_and_leaves_the_rest() -> None:
     assert not suite.changed(first_seed=3).unseen
     with pytest.raises(ConfigError, match="episodes"):
         suite.changed(episodes=0)
+    with pytest.raises(ConfigError, match="episodes: Input should be less than or equal to 1000000"):
+        suite.changed(episodes=10**9)
+    with pytest.raises(ConfigError, match="first_seed: Input should be less than or equal to"):
+        suite.changed(first_seed=(1 << 63) - 1)  # the next one is no int64 of a Parquet file
     with pytest.raises(ConfigError, match="interval"):
         suite.changed(interval="wald")
     with pytest.raises(ConfigError, match="stands twice"):
         suite.changed(keys=["image", "image"])
+
+
+def test_a_task_of_a_suite_without_tasks() -> None:
+    with pytest.raises(UnknownName, match=r"suite 'toy-suite' has no task 'near'. It has none by name"):
+        toy_suite().only("near")
 
 
 def test_env_key_typo_is_named() -> None:
