@@ -20,7 +20,7 @@ from omni_loop.errors import ConfigError, nearest
 from omni_loop.types import Array, ArraySpec
 
 RENDER = "render()"  # source of an array that is the environment's rendered frame
-_SOURCE = re.compile(r"(?P<path>.*?)(?:\[(?P<first>\d*):(?P<last>\d*)\])?")
+_SOURCE = re.compile(r"(?P<path>.*?)(?:\[(?P<first>\d*):(?P<last>\d*)\])?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)

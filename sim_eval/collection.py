@@ -78,7 +78,8 @@ def run(
         evaluate: runs one into its folder, going on with what is there; returns how many episodes broke.
 
     Returns:
-        What did not run, or broke, by suite: why. A suite that cannot run does not keep the others from it.
+        What did not run, broke, or lies in ``out`` and cannot be read, by suite or folder: why. None of it keeps the
+        others from running.
     """
     why: dict[str, str] = {}
     for suite in suites:
@@ -88,14 +89,26 @@ def run(
         except OmniLoopError as e:
             why[suite.name] = e.text
         write_page(collection, out, why)
-    return why
+    return found_in(out)[1] | why
+
+
+def found_in(out: Path) -> tuple[list[stored.StoredRun], dict[str, str]]:
+    """The runs in folders of ``out``, and why those that cannot be read cannot, by name."""
+    runs: list[stored.StoredRun] = []
+    unread: dict[str, str] = {}
+    for path in sorted(out.glob("*/episodes.json")):
+        try:
+            runs.append(stored.load(path.parent))
+        except ConfigError as e:
+            unread[path.parent.name] = e.text
+    return runs, unread
 
 
 def write_page(collection: Collection, out: Path, why: dict[str, str]) -> list[leaderboard.Board]:
     """``index.html`` over the runs in ``out``; returns what it shows."""
-    folders = sorted(path.parent for path in out.glob("*/episodes.json"))
-    boards = leaderboard.boards([stored.load(folder) for folder in folders])
-    warnings = [f"{name}: {reason}" for name, reason in why.items()]
+    runs, unread = found_in(out)
+    boards = leaderboard.boards(runs)
+    warnings = [f"{name}: {reason}" for name, reason in (unread | why).items()]
     page = out / "index.html"
     pages.write(page, leaderboard_page.render(boards, page, collection.name, collection.description, warnings))
     return boards

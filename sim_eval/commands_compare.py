@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from omni_loop.cli import output
+from omni_loop.errors import InvalidInput
 
 from . import compare, compare_page, leaderboard, leaderboard_page, pages, stored
 
@@ -55,6 +56,8 @@ def leaderboard_command(
     omni-loop eval leaderboard runs/shipped --out runs/leaderboard.html
     """
     console = Console()
+    if out.suffix == ".json":
+        raise InvalidInput(f"--out: {out} is the name of the JSON beside the page: name the page, such as board.html")
     found = leaderboard.boards(leaderboard.read(runs), level, interval)
     data = out.with_suffix(".json")
     output.file(out, "--out")

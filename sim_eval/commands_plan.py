@@ -19,6 +19,7 @@ from . import power as power_
 from .power import Pairing
 
 _CORRELATIONS = (0.0, 0.3, 0.6)  # shown when nothing is known of how the two go together
+_LEAST = 1e-6  # of an option that is a probability: nearer to 0 or 1 nobody plans
 _SHOWN = (50, 100, 200, 500)  # episodes whose power is shown
 
 
@@ -45,8 +46,8 @@ def plan_command(
     omni-loop eval --plan --from 0.6 --to 0.7 --power 0.8
     """
     for option, value in (("--power", power), ("--alpha", alpha)):
-        if not 0 < value < 1:
-            raise InvalidInput(f"{option}: {value:g} is no probability between 0 and 1")
+        if not _LEAST <= value <= 1 - _LEAST:
+            raise InvalidInput(f"{option}: {value:g} is no probability between {_LEAST:g} and 1 - {_LEAST:g}")
     if json is not None:
         output.file(json, "--json")
     pairs = _pairings(low, high, correlation, discordant)

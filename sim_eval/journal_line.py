@@ -75,7 +75,7 @@ def decode(line: str | bytes) -> EpisodeResult:
             ended_s=float(row["ended_s"]),
             env_died=bool(row["env_died"]),
         )
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError, zlib.error) as e:
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError, zlib.error) as e:
         raise InvalidInput(f"no line of a finished episode: {type(e).__name__}: {e}") from None
 
 

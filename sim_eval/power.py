@@ -21,6 +21,7 @@ from . import sequential
 
 EXACT = 700  # episodes of each run up to which Fisher's test is summed over all outcomes
 MOST = 20_000  # episodes beyond which nobody plans
+GAP = 1e-6  # rates that are nearer to each other are the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ def pairing(a: float, b: float, *, correlation: float | None = None, differing: 
     for name, rate in (("--from", a), ("--to", b)):
         if not 0 <= rate <= 1:
             raise InvalidInput(f"{name}: {rate:g} is no success rate, wanted from 0 to 1")
-    if a == b:
+    if abs(a - b) < GAP:
         raise InvalidInput(f"--from and --to are both {a:g}: there is no difference to see")
     if correlation is not None and differing is not None:
         raise InvalidInput("--correlation and --discordant say the same thing twice: give one")

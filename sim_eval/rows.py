@@ -74,7 +74,7 @@ def read(folder: Path, option: str = "") -> list[Row]:
         raise ConfigError(f"{about}{folder} holds no episodes.json: name a folder written by --out") from None
     except OSError as e:
         raise ConfigError(f"{about}cannot read {folder}/episodes.json: {e.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
         raise ConfigError(f"{about}{folder}/episodes.json is no table of episodes: {e}") from None
     if twice := len(rows) - len({row.key for row in rows}):
         raise ConfigError(f"{about}{folder}/episodes.json is no table of episodes: {twice} of them stand there twice")

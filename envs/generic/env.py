@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni_loop.env import EnvStep
-from omni_loop.errors import ConfigError, UnknownName, nearest
+from omni_loop.errors import ConfigError, OmniLoopError, UnknownName, nearest
 from omni_loop.registry import missing_extra
 from omni_loop.strict import validate
 from omni_loop.types import ArraySpec
@@ -49,8 +49,10 @@ class Generic(GymnasiumEnv):
             )
             self.reset(0, keys=[name for name, wanted in said.observations.items() if not wanted.render])
             self.step(self.hold(), keys=())  # says which of success, info and score is missing
-        except BaseException:
+        except BaseException as e:
             env.close()
+            if isinstance(e, Exception) and not isinstance(e, OmniLoopError):  # of the environment's own code
+                raise ConfigError(f"env {said.id!r} broke when it was tried: {type(e).__name__}: {e}") from e
             raise
         self._phase = "fresh"
 
@@ -87,9 +89,11 @@ def make(said: GymnasiumOptions, max_steps: int) -> gymnasium.Env[Any, Any]:
         how = "" if said.imports else " If a module registers it, name that as import."
         raise UnknownName(f"gymnasium has no env {said.id!r}.{_near_id(said.id)}{how}") from None
     except ModuleNotFoundError as e:
+        if not e.name:  # gymnasium's own, about the module before the colon of an id
+            raise ConfigError(f"env {said.id!r}: {e}") from e
         raise missing_extra(e, f"env {said.id!r} ") from e
-    except (TypeError, ValueError, gymnasium.error.Error) as e:
-        raise ConfigError(f"env {said.id!r} cannot be made with {kwargs}: {e}") from e
+    except Exception as e:  # also of the environment's own code
+        raise ConfigError(f"env {said.id!r} cannot be made with {kwargs}: {type(e).__name__}: {e}") from e
     if said.fast_rendering and type(model := getattr(env.unwrapped, "model", None)).__name__ == "MjModel":
         headless.draw_fast(model)
     return env

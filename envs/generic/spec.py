@@ -120,6 +120,14 @@ class GymnasiumOptions(Section):
     def _modules(cls, given: Any) -> Any:
         return (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list) else given
 
+    @field_validator("imports")
+    @classmethod
+    def _dotted(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        for module in given:
+            if not all(part.isidentifier() for part in module.split(".")):
+                raise ValueError(f"{module!r} is no name of a module")
+        return given
+
     @field_validator("kwargs")
     @classmethod
     def _no_double(cls, given: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:

@@ -217,6 +217,11 @@ def test_actions_of_one_range_go_through_untouched() -> None:
         ({"control_hz": 0}, ConfigError, "control_hz"),
         ({"id": "odd/Od-v0"}, UnknownName, r"no env 'odd/Od-v0'. Did you mean 'odd/Odd-v0'\? If a module registers"),
         ({"import": "no_such_module"}, MissingExtra, r"'odd/Odd-v0' needs the package no_such_module"),
+        ({"import": ""}, ConfigError, "import: '' is no name of a module"),
+        ({"import": [".odd"]}, ConfigError, r"import: '\.odd' is no name of a module"),
+        ({"id": "no_such_module:Odd-v0"}, ConfigError, "No module named 'no_such_module'"),
+        ({"kwargs": {"wheels": "two"}}, ConfigError, "cannot be made with .*wheels"),
+        ({"observations": {"a": "ro\nbot"}}, ConfigError, r"no 'ro\\nbot' in its observation"),
         ({"id": "CartPole-v1", "observations": {"a": {}}}, ConfigError, "must be a one-dimensional Box"),
     ],
 )
@@ -225,6 +230,15 @@ def test_what_does_not_fit_is_said_when_the_env_is_made(
 ) -> None:
     with pytest.raises(kind, match=text):
         odd(**wrong)
+
+
+def test_an_environment_whose_own_code_breaks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(self: Odd, action: Any) -> Any:
+        raise ZeroDivisionError("no wheels")
+
+    monkeypatch.setattr(Odd, "step", breaks)
+    with pytest.raises(ConfigError, match="env 'odd/Odd-v0' broke when it was tried: ZeroDivisionError: no wheels"):
+        odd()
 
 
 def test_without_a_success_key_there_is_no_env() -> None:

@@ -79,6 +79,23 @@ def test_every_suite_runs_and_one_that_cannot_keeps_none_from_it(tmp_path: Path)
     assert [a["href"] for tag, a in page.tags if tag == "a"] == ["first/report.html", "last/report.html"]
 
 
+def test_a_folder_that_cannot_be_read_keeps_none_from_running(tmp_path: Path) -> None:
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "episodes.json").write_text("[")
+    ran: list[str] = []
+
+    def evaluate(suite: EvalSuite, into: Path) -> int:
+        ran.append(suite.name)
+        write_run(into, {"": [True]}, suite=suite.name)
+        return 0
+
+    made = Collection(name="mine", suites=("first", "last"))
+    why = collection.run(made, [toy_suite(name=name) for name in made.suites], tmp_path, evaluate)
+    assert ran == ["first", "last"]
+    assert list(why) == ["torn"]
+    assert "torn: " in read((tmp_path / "index.html").read_text()).said()
+
+
 def test_some_of_the_suites() -> None:
     suites = [toy_suite(name=name) for name in ("first", "second")]
     assert chosen(suites, []) == suites

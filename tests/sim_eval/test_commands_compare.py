@@ -51,6 +51,11 @@ def test_leaderboard_writes_a_page_with_links(tmp_path: Path) -> None:
     assert [(e["name"], e["rank"]) for e in board["entries"]] == [("one", 1), ("two", 2)]
 
 
+def test_a_leaderboards_page_is_not_its_json(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"--out: .*board\.json is the name of the JSON beside the page"):
+        call("leaderboard", tmp_path, "--out", tmp_path / "board.json")
+
+
 def test_plan_is_an_option_and_a_command(tmp_path: Path) -> None:
     given = ("--from", "0.4", "--to", "0.91", "--paired", "--correlation", "0", "--json", tmp_path / "plan.json")
     said = call("--plan", *given)
@@ -73,3 +78,7 @@ def test_plan_shows_independent_runs_too(tmp_path: Path) -> None:
 def test_plan_refuses_what_is_no_probability() -> None:
     with pytest.raises(InvalidInput, match="--power: 80 is no probability"):
         call("--plan", "--power", "80")
+    with pytest.raises(InvalidInput, match="--alpha: 1e-17 is no probability"):
+        call("--plan", "--alpha", "1e-17")
+    with pytest.raises(InvalidInput, match="--from and --to are both 0: there is no difference"):
+        call("--plan", "--from", "0", "--to", "1e-300")

@@ -145,6 +145,8 @@ def test_a_live_run_says_how_late_its_policy_was(tmp_path: Path) -> None:
         write_run(tmp_path / "b", {"": [YES]}, said=live | {"suite.mode": "sync"}),
     )
     assert (a.policy, b.policy) == ("toy, live at 200 ms (joined)", "toy")
+    (odd,) = load(write_run(tmp_path / "c", {"": [YES]}, said=live | {"suite.live": {}}))
+    assert odd.policy == "toy, live"
 
 
 def test_leaderboard_sorts_and_marks_what_cannot_be_told_apart(tmp_path: Path) -> None:

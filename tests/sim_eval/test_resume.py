@@ -176,9 +176,11 @@ def test_a_torn_last_line_is_dropped_and_a_torn_one_before_it_refused(tmp_path: 
     assert [r.episode for r in read_journal(tmp_path)] == [0, 1]
     assert run_suite(toy_suite(episodes=3), ToyServer().connect, store=Store(tmp_path)).resumed == 2
     assert [r.episode for r in read_journal(tmp_path)] == [0, 1, 2], "appended after the last whole line"
-    path.write_bytes(lines[0] + lines[1][:40] + b"\n" + lines[2])
-    with pytest.raises(ConfigError, match=f"{JOURNAL}, line 2: no line of a finished episode"):
-        run_suite(toy_suite(episodes=3), ToyServer().connect, store=Store(tmp_path))
+    endless = lines[1].replace(b'"episode":1', b'"episode":Infinity')
+    for torn in (lines[1][:40] + b"\n", endless):
+        path.write_bytes(lines[0] + torn + lines[2])
+        with pytest.raises(ConfigError, match=f"{JOURNAL}, line 2: no line of a finished episode"):
+            run_suite(toy_suite(episodes=3), ToyServer().connect, store=Store(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ def test_rows_from_before_there_were_tasks_are_read(tmp_path: Path) -> None:
         ("[", "is no table of episodes"),
         ('{"seed": 1}', "is no table of episodes"),
         ('[{"seed": 1}]', "no table of episodes: 'success'"),
+        ('[{"seed": Infinity, "success": true}]', "no table of episodes: cannot convert float infinity"),
         ('[{"seed": 1, "success": 1}]', "success is 1, wanted true or false"),
         ('[{"seed": 1, "success": true}, {"seed": 1, "success": false}]', "1 of them stand there twice"),
     ],
