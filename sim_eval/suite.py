@@ -17,6 +17,7 @@ from omni_loop.messages import Scalar
 from .stats import Method
 
 Millis = Annotated[float, Field(ge=0, le=60_000, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 Chunks = Literal["joined", "aligned", "naive", "waiting"]
 Seed = Annotated[int, Field(ge=0, le=1 << 62)]  # the first of many, all within 64 bits
 CHUNKS: tuple[Chunks, ...] = ("joined", "aligned", "naive", "waiting")
@@ -94,7 +95,7 @@ class EvalSuite(Section):
     execution_horizon: Count | None = None  # None: the pipeline's own
     mode: Literal["sync", "live"] = "sync"  # sync: the simulator stands still while the policy thinks
     live: Live = Live()
-    hold: tuple[float, ...] | None = None  # live: the action when none is there; None: the last one again
+    hold: tuple[Finite, ...] | None = None  # live: the action when none is there; None: the last one again
     action_repeat: Count = 1  # control steps that each action of a chunk is executed for
     delay_steps: Annotated[int, Field(ge=0)] = 0  # sync: the policy sees what was so many control steps ago
     frame_key: str | None = None  # observation that predicted frames show
@@ -110,6 +111,8 @@ class EvalSuite(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> EvalSuite:
+        if "/" in self.name or self.name in ("", ".", ".."):
+            raise ValueError(f"name: {self.name!r} is no name of a folder, and a run lies in one of that name")
         if len(set(self.keys)) != len(self.keys):
             raise ValueError(f"keys: one stands twice in {list(self.keys)}")
         for given in (self.env_options, *(task.env_options for task in self.tasks)):

@@ -63,6 +63,11 @@ def test_changed_validates_and_leaves_the_rest() -> None:
         suite.changed(episodes=10**9)
     with pytest.raises(ConfigError, match="first_seed: Input should be less than or equal to"):
         suite.changed(first_seed=(1 << 63) - 1)  # the next one is no int64 of a Parquet file
+    with pytest.raises(ConfigError, match=r"hold\[0\]: Input should be a finite number"):
+        suite.changed(hold=[float("nan"), 0.0])
+    for name in ("../elsewhere", "", ".."):
+        with pytest.raises(ConfigError, match="is no name of a folder"):
+            suite.changed(name=name)
     with pytest.raises(ConfigError, match="interval"):
         suite.changed(interval="wald")
     with pytest.raises(ConfigError, match="stands twice"):
