@@ -337,12 +337,12 @@ PUSHT_DEMOS = PushTDemos(
     },
 )
 
-#: The first of the expert's episodes of :data:`PUSHT_DEMOS`: what a policy is worth that has seen little.
+#: The first of the expert's and the perturbed episodes of :data:`PUSHT_DEMOS`: what a policy is worth that has seen little.
 PUSHT_SMALL_DEMOS = PushTDemos(
     "pusht-small",
     KINDS,
     {
-        "train": Split({"expert": 100}, {"expert": 60}, first_seed=10_000),
-        "test": Split({"expert": 4}, {"expert": 4}, first_seed=900_000),
+        "train": Split({"expert": 200, "perturbed": 60}, {"expert": 60, "perturbed": 30}, first_seed=10_000),
+        "test": Split({"expert": 4, "perturbed": 2}, {"expert": 4, "perturbed": 2}, first_seed=900_000),
     },
 )
