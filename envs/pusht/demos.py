@@ -337,7 +337,7 @@ PUSHT_DEMOS = PushTDemos(
     },
 )
 
-#: The first of the expert's and the perturbed episodes of :data:`PUSHT_DEMOS`: what a policy is worth that has seen little.
+#: The first of the expert's and the perturbed episodes of :data:`PUSHT_DEMOS`: a policy is worth what it has seen.
 PUSHT_SMALL_DEMOS = PushTDemos(
     "pusht-small",
     KINDS,
