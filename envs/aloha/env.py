@@ -17,11 +17,11 @@ from omni_loop.types import Array, ArraySpec
 
 from ..drawing import Canvas, fixed_camera  # before what imports mujoco: it is told how to draw
 
-from dm_control import mujoco  # isort: skip
-from dm_control.rl import control  # isort: skip
 from gym_aloha.constants import ASSETS_DIR, DT, normalize_puppet_gripper_position  # isort: skip
 from gym_aloha.env import AlohaEnv  # isort: skip
 from gym_aloha.tasks.sim import TransferCubeTask  # isort: skip
+from dm_control import mujoco  # isort: skip
+from dm_control.rl import control  # isort: skip
 
 _SUCCESS = "is_success"
 _CAMERA = "top"

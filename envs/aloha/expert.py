@@ -17,10 +17,10 @@ from omni_loop.env import Env
 from ..experts import readable
 from .env import JOINTS, AlohaTransferCube
 
-from dm_control import mujoco  # isort: skip
-from dm_control.rl import control  # isort: skip
 from gym_aloha.constants import ASSETS_DIR, DT  # isort: skip
 from gym_aloha.tasks.sim_end_effector import TransferCubeEndEffectorTask  # isort: skip
+from dm_control import mujoco  # isort: skip
+from dm_control.rl import control  # isort: skip
 
 Vector = NDArray[np.float64]
 
