@@ -75,10 +75,13 @@ def main() -> None:
 
 
 def _read(reader: Any, lines: queue.SimpleQueue[bytes]) -> None:
-    """Hands on what the parent says; an empty line ends the work, the end of the socket everything."""
-    for line in reader:
-        lines.put(line.strip())
-    os._exit(1)
+    """Hands on what the parent says; an empty line ends the work, the end of the socket everything: also as an error,
+    which it is where the parent was killed before it had read all that was said to it."""
+    try:
+        for line in reader:
+            lines.put(line.strip())
+    finally:
+        os._exit(1)
 
 
 if __name__ == "__main__":
