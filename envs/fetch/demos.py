@@ -27,9 +27,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_loop.env import EVALUATION_SEED
-from omni_loop.errors import ConfigError, UnknownName, nearest
-from omni_loop.training.demos import Demos
+from omni_loop.errors import UnknownName, nearest
+from omni_loop.training.demos import Demos, check_seeds, load_splits
 from omni_loop.types import Array
 
 from .env import ENVIRONMENT, GOAL, GRIPPER, OBJECT, FetchPickPlace
@@ -94,18 +93,11 @@ class FetchDemos:
     prompt: str = "pick up the cube and carry it to the goal"
 
     def __post_init__(self) -> None:
-        seen: dict[int, str] = {}
         for split in self.splits:
-            for kind, seed in self.jobs(split):
+            for kind, _ in self.jobs(split):
                 if kind not in self.kinds:
                     raise UnknownName(f"demonstrations {self.name!r} have no kind {kind!r}.{nearest(kind, self.kinds)}")
-                if seed >= EVALUATION_SEED:
-                    raise ConfigError(
-                        f"{self.name}/{split}: seed {seed} belongs to evaluation ({EVALUATION_SEED} and up)"
-                    )
-                if seed in seen:
-                    raise ConfigError(f"{self.name}: seed {seed} is in both {seen[seed]} and {split}")
-                seen[seed] = split
+        check_seeds(self.name, {split: [seed for _, seed in self.jobs(split)] for split in self.splits})
 
     def jobs(self, split: str) -> list[tuple[str, int]]:
         """Kind and seed of every episode."""
@@ -135,13 +127,7 @@ class FetchDemos:
 
     def load(self, folder: Path) -> dict[str, Demos]:
         """The splits that :meth:`generate` wrote to ``folder``, after checking their seeds."""
-        loaded = {split: Demos(folder / split, self.kinds) for split in self.splits}
-        seen: dict[int, str] = {}
-        for split, demos in loaded.items():
-            for seed in map(int, demos.column("seed")):
-                if seen.setdefault(seed, split) != split or seed >= EVALUATION_SEED:
-                    raise ConfigError(f"{folder.name}/{split}: seed {seed} is also in {seen[seed]} or in evaluation")
-        return loaded
+        return load_splits(folder, self.splits, self.kinds)
 
     def observations(self, demos: Demos, rows: NDArray[np.int64]) -> dict[str, Array]:
         """What the env gave at ``rows``, by observation key."""

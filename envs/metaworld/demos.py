@@ -30,9 +30,8 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_loop.env import EVALUATION_SEED
-from omni_loop.errors import ConfigError, UnknownName, nearest
-from omni_loop.training.demos import Demos
+from omni_loop.errors import UnknownName, nearest
+from omni_loop.training.demos import Demos, check_seeds, load_splits
 from omni_loop.types import Array
 
 from .env import GRIPPER, MetaWorld
@@ -116,7 +115,6 @@ class MetaWorldDemos:
     env: str = MetaWorld.name
 
     def __post_init__(self) -> None:
-        seen: dict[int, str] = {}
         for task in self.tasks:
             if task not in INSTRUCTIONS:
                 raise UnknownName(f"demonstrations {self.name!r} know no task {task!r}.{nearest(task, INSTRUCTIONS)}")
@@ -126,13 +124,7 @@ class MetaWorldDemos:
                     raise UnknownName(
                         f"demonstrations {self.name!r} have no kind {job.kind!r}.{nearest(job.kind, self.kinds)}"
                     )
-                if job.seed >= EVALUATION_SEED:
-                    raise ConfigError(
-                        f"{self.name}/{split}: seed {job.seed} belongs to evaluation ({EVALUATION_SEED} and up)"
-                    )
-                if job.seed in seen:
-                    raise ConfigError(f"{self.name}: seed {job.seed} is in both {seen[job.seed]} and {split}")
-                seen[job.seed] = split
+        check_seeds(self.name, {split: [job.seed for job in self.jobs(split)] for split in self.splits})
 
     @property
     def prompts(self) -> dict[str, str]:
@@ -173,13 +165,7 @@ class MetaWorldDemos:
 
     def load(self, folder: Path) -> dict[str, Demos]:
         """The splits that :meth:`generate` wrote to ``folder``, after checking their seeds."""
-        loaded = {split: Demos(folder / split, self.kinds) for split in self.splits}
-        seen: dict[int, str] = {}
-        for split, demos in loaded.items():
-            for seed in map(int, demos.column("seed")):
-                if seen.setdefault(seed, split) != split or seed >= EVALUATION_SEED:
-                    raise ConfigError(f"{folder.name}/{split}: seed {seed} is also in {seen[seed]} or in evaluation")
-        return loaded
+        return load_splits(folder, self.splits, self.kinds)
 
     def gave(self, demos: Demos, rows: NDArray[np.int64]) -> dict[str, Array]:
         """What the env gave at ``rows``, by observation key."""

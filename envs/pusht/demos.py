@@ -31,9 +31,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_loop.env import EVALUATION_SEED
-from omni_loop.errors import ConfigError, UnknownName, nearest
-from omni_loop.training.demos import Demos
+from omni_loop.errors import UnknownName, nearest
+from omni_loop.training.demos import Demos, check_seeds, load_splits
 
 from .expert import PushTExpert
 from .geometry import keypoints
@@ -268,19 +267,11 @@ class PushTDemos:
     splits: Mapping[str, Split]
 
     def __post_init__(self) -> None:
-        seen: dict[int, str] = {}
-        for name, split in self.splits.items():
+        for split in self.splits.values():
             for kind in (*split.counts, *split.framed):
                 if kind not in self.kinds:
                     raise UnknownName(f"demonstrations {self.name!r} have no kind {kind!r}.{nearest(kind, self.kinds)}")
-            for seed in split.seeds():
-                if seed >= EVALUATION_SEED:
-                    raise ConfigError(
-                        f"{self.name}/{name}: seed {seed} belongs to evaluation ({EVALUATION_SEED} and up)"
-                    )
-                if seed in seen:
-                    raise ConfigError(f"{self.name}: seed {seed} is in both {seen[seed]} and {name}")
-                seen[seed] = name
+        check_seeds(self.name, {name: split.seeds() for name, split in self.splits.items()})
 
     def split(self, name: str) -> Split:
         if name not in self.splits:
@@ -311,13 +302,7 @@ class PushTDemos:
 
     def load(self, folder: Path) -> dict[str, Demos]:
         """The splits that :meth:`generate` wrote to ``folder``, after checking their seeds."""
-        loaded = {name: Demos(folder / name, self.kinds) for name in self.splits}
-        seen: dict[int, str] = {}
-        for name, demos in loaded.items():
-            for seed in map(int, demos.column("seed")):
-                if seen.setdefault(seed, name) != name or seed >= EVALUATION_SEED:
-                    raise ConfigError(f"{folder.name}/{name}: seed {seed} is also in {seen[seed]} or in evaluation")
-        return loaded
+        return load_splits(folder, self.splits, self.kinds)
 
 
 PUSHT_DEMOS = PushTDemos(

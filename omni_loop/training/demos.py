@@ -8,7 +8,7 @@ row i + 1 of the same episode.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,9 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ..env import EVALUATION_SEED
+from ..errors import ConfigError
 
 _COLUMNS = ("frames", "state", "points", "action", "label", "coverage", "length", "kind", "success", "seed")
 
@@ -102,3 +105,26 @@ class Demos:
     def rows(self, episodes: NDArray[np.int64]) -> NDArray[np.int64]:
         """All rows of these episodes."""
         return np.concatenate([np.arange(self.start[e], self.start[e] + self.length[e]) for e in episodes])
+
+
+def check_seeds(name: str, splits: Mapping[str, Iterable[int]]) -> None:
+    """Refuse a set ``name`` in which a seed stands twice or belongs to evaluation (:class:`ConfigError`)."""
+    seen: dict[int, str] = {}
+    for split, seeds in splits.items():
+        for seed in seeds:
+            if seed >= EVALUATION_SEED:
+                raise ConfigError(f"{name}/{split}: seed {seed} belongs to evaluation ({EVALUATION_SEED} and up)")
+            if seed in seen:
+                raise ConfigError(f"{name}: seed {seed} is in both {seen[seed]} and {split}")
+            seen[seed] = split
+
+
+def load_splits(folder: Path, splits: Iterable[str], kinds: tuple[str, ...]) -> dict[str, Demos]:
+    """The splits in ``folder``, by name. Raises :class:`ConfigError` when two share a seed or one has evaluation's."""
+    loaded = {split: Demos(folder / split, kinds) for split in splits}
+    seen: dict[int, str] = {}
+    for split, demos in loaded.items():
+        for seed in map(int, demos.column("seed")):
+            if seen.setdefault(seed, split) != split or seed >= EVALUATION_SEED:
+                raise ConfigError(f"{folder.name}/{split}: seed {seed} is also in {seen[seed]} or in evaluation")
+    return loaded
