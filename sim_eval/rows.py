@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -125,10 +126,14 @@ def _from_json(item: Mapping[str, Any]) -> Row:
 
 def _write_parquet(path: Path, rows: Sequence[Row]) -> None:
     import pyarrow as pa
+    from pyarrow import json as arrow_json
     from pyarrow import parquet
 
     kinds = {name: Row.__dataclass_fields__[name].type for name in Row.__dataclass_fields__}
     types = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
     schema = pa.schema([(name, types[str(kind)]) for name, kind in kinds.items()])
-    table = pa.Table.from_pylist([asdict(row) for row in rows], schema=schema)
+    lines = "\n".join(json.dumps(asdict(row)) for row in rows).encode()
+    # Whatever makes arrow arrays of Python's lists imports pandas first, for longer than many a run takes.
+    options = arrow_json.ParseOptions(explicit_schema=schema)
+    table = arrow_json.read_json(io.BytesIO(lines), parse_options=options) if rows else schema.empty_table()
     parquet.write_table(table, path)

@@ -12,7 +12,7 @@ from omni_loop.errors import ConfigError, MissingExtra, UnknownName, Unsupported
 from omni_loop.testing.env_contract import Act, EnvContract
 from omni_loop_envs import headless
 from omni_loop_envs.fetch.demos import FETCH_DEMOS, KINDS, FetchDemos, make_episode
-from omni_loop_envs.fetch.env import ENVIRONMENT, GOAL, OBJECT, FetchPickPlace
+from omni_loop_envs.fetch.env import ENVIRONMENT, GOAL, OBJECT, FetchEnv, FetchPickPlace, FetchPush, FetchReach
 from omni_loop_envs.fetch.expert import FetchExpert
 
 
@@ -85,6 +85,24 @@ class TestFetchWithImages(EnvContract):
             after = env.step(np.array([1, 0, 0, 0], np.float32)).arrays["image"]
         changed = (before.astype(int) != after).any(axis=2).mean()
         assert 0.005 < changed < 0.5, "the arm moves before a still background"
+
+
+@pytest.mark.parametrize("kind", [FetchPickPlace, FetchPush, FetchReach])
+def test_what_is_observed_late_is_what_the_simulator_says_after_the_step(kind: type[FetchEnv]) -> None:
+    env, sim = kind(images=False), kind._simulator()
+    env.reset(seed=5)
+    seen, _ = sim.reset(seed=5)
+    moves = np.random.default_rng(0).uniform(-1, 1, (20, 4)).astype(np.float32)
+    for n, move in enumerate(moves):
+        step = env.step(move)
+        seen, reward, _, _, info = sim.step(move)
+        assert (step.reward, step.success) == (reward, bool(info["is_success"]))
+        if n % 3 == 0:  # looking, or not, changes nothing of what comes
+            np.testing.assert_array_equal(
+                env.state, np.concatenate([seen["observation"], seen["desired_goal"]]).astype(np.float32)
+            )
+    env.close()
+    sim.close()
 
 
 def test_state_alone_loads_no_opengl(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,15 @@ def test_parquet_holds_the_same_with_a_column_per_field(tmp_path: Path) -> None:
     assert str(table.schema.field("success").type) == "bool"
     rows.write(tmp_path, [])
     assert parquet.read_table(tmp_path / "episodes.parquet").num_rows == 0
+
+
+def test_writing_does_not_wait_for_pandas(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from omni_loop_sim_eval import rows\n"
+        f"rows.write(Path({str(tmp_path)!r}), [rows.Row('', 0, 7, 'success', True)])\n"
+        "assert 'pandas' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_rows_from_before_there_were_tasks_are_read(tmp_path: Path) -> None:
