@@ -1,7 +1,7 @@
 """Beside ``lerobot-eval``: the same policy, env and seeds, each command in a process of its own, in turns.
 
 Both run FetchPickAndPlace with LeRobot's ACT (the suite ``fetch-act``; LeRobot finds the env by :mod:`.lerobot_fetch`),
-on two cores with one thread to a process. Ours goes through gRPC, with two processes of envs. Theirs runs as it is
+on two cores with one thread to a process. Ours goes through gRPC, with three processes of envs. Theirs runs as it is
 shipped, which on two cores is one env at a time, and with ten envs at a time: the better of the two counts. Start-up is
 left out: *the loop* of ours is from the first episode's begin until its report is written, theirs as it says itself.
 Each makes the films that it makes by default: theirs of the first ten episodes, ours one of each outcome.
@@ -30,6 +30,7 @@ from .rows import Bar, Bench, Measured, Settings
 
 SUITE = "fetch-act"
 _EPISODES, _ROUNDS = 200, 3
+_WORKERS = "3"  # while one waits for the server, two have a core each
 _MAIN = "import omni_loop_bench.lerobot_fetch; from lerobot.scripts.lerobot_eval import main; main()"
 _BATCHES = (0, 10)  # envs at a time; 0: as LeRobot chooses, by the number of cores
 
@@ -79,7 +80,7 @@ class Beside:
         batches = _BATCHES[:1] if self._quick else _BATCHES
         found = []
         for n in range(1 if self._quick else _ROUNDS):
-            ours = self._runs.run(SUITE, _EPISODES, "--workers", "2", "--videos", "outcome")
+            ours = self._runs.run(SUITE, _EPISODES, "--workers", _WORKERS, "--videos", "outcome")
             theirs = []
             for batch in batches:
                 self._runs.settings.say(f"round {n + 1}: lerobot-eval, batch {batch or 'as it chooses'}")
