@@ -127,7 +127,7 @@ def run(sweep: Sequence[EvalSuite], out: Path, serve: Serve, console: Console, f
     done: list[Evaluated] = []
     with serve(sweep[0]) as connect:
         for suite in sweep:
-            name = f"{suite.live.chunks}-{suite.live.latency_ms:g}ms"
+            name = _folder(suite)
             console.rule(name, align="left")
             done.append(evaluate(suite, out / name, lambda _: nullcontext(connect), console, fresh=fresh))
             write(collect(done), sweep[0], out)
@@ -135,6 +135,11 @@ def run(sweep: Sequence[EvalSuite], out: Path, serve: Serve, console: Console, f
     console.print(table(found))
     console.print(f"page: {out / FILES[0]}", markup=False, soft_wrap=True)
     return sum(one.broken for one in done)
+
+
+def _folder(suite: EvalSuite) -> str:
+    """Of a point, its own also where two latencies look alike."""
+    return f"{suite.live.chunks}-{repr(suite.live.latency_ms).removesuffix('.0')}ms"
 
 
 def collect(done: Sequence[Evaluated]) -> list[Point]:

@@ -102,7 +102,7 @@ class EvalSuite(Section):
     predictions: Predictions = Predictions()
     videos: Literal["none", "outcome", "all"] = "outcome"
     time_limit_s: Seconds = 120.0  # of one episode
-    workers: Count = 1  # processes, each with an env and a connection of its own
+    workers: Annotated[int, Field(ge=1, le=256)] = 1  # processes, each with an env and a connection of its own
     # Sessions in one forward pass of a server that is started. Above 1 it is faster, and the last bits of an action
     # depend on who asks at the same time: outcomes then may differ from run to run.
     batch: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -148,7 +148,13 @@ class EvalSuite(Section):
         )
 
     def only(self, *names: str) -> EvalSuite:
-        """The same suite with these tasks alone, in its own order."""
+        """The same suite with these tasks alone, in its own order.
+
+        Raises:
+            UnknownName: the suite has no such task. "" is one only of a suite without tasks.
+        """
+        if self.tasks and "" in names:
+            raise UnknownName(f"suite {self.name!r} has no task ''.{nearest('', self.task_names)}")
         chosen = {self.task(name).name for name in names}
         return self.model_copy(update={"tasks": tuple(t for t in self.tasks if t.name in chosen)}) if names else self
 

@@ -64,6 +64,8 @@ def test_one_task_of_a_suite(server: ToyServer, tmp_path: Path, monkeypatch: pyt
     assert {row["task"] for row in json.loads((tmp_path / "episodes.json").read_text())} == {"near", "far"}
     with pytest.raises(UnknownName, match=r"no task 'fa'. Did you mean 'far'"):
         call("eval", "--task", "fa", "--out", str(tmp_path))
+    with pytest.raises(UnknownName, match="has no task ''"):
+        call("eval", "--task", "", "--out", str(tmp_path))
 
 
 def test_a_bound_acts_without_a_server(server: ToyServer, tmp_path: Path) -> None:  # noqa: F811
@@ -102,6 +104,13 @@ def test_a_sweep_over_latencies_leaves_a_folder_per_point_and_a_page(server: Toy
     code, said = call("eval", "--live", "--latency-ms", "0,200", *FEW, "--out", str(tmp_path))
     assert (code, said.count("2 episodes are there already")) == (0, 5)
     assert len(server.opened) - before[1] == 5
+
+
+def test_latencies_that_are_nearly_equal_have_folders_of_their_own(server: ToyServer, tmp_path: Path) -> None:  # noqa: F811
+    code, _ = call("eval", "--live", "--latency-ms", "100,100.00001", "--chunks", "naive", *FEW, "--out", str(tmp_path))
+    assert code == 0
+    found = json.loads((tmp_path / "latency.json").read_text())["points"]
+    assert [p["folder"] for p in found] == ["naive-100ms", "naive-100.00001ms"]
 
 
 def test_one_latency_is_one_run(server: ToyServer, tmp_path: Path) -> None:  # noqa: F811

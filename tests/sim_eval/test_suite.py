@@ -61,6 +61,8 @@ def test_changed_validates_and_leaves_the_rest() -> None:
         suite.changed(episodes=0)
     with pytest.raises(ConfigError, match="episodes: Input should be less than or equal to 1000000"):
         suite.changed(episodes=10**9)
+    with pytest.raises(ConfigError, match="workers: Input should be less than or equal to 256"):
+        suite.changed(workers=10_000)
     with pytest.raises(ConfigError, match="first_seed: Input should be less than or equal to"):
         suite.changed(first_seed=(1 << 63) - 1)  # the next one is no int64 of a Parquet file
     with pytest.raises(ConfigError, match=r"hold\[0\]: Input should be a finite number"):
