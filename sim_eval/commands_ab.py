@@ -93,7 +93,7 @@ def _report(
 ) -> None:
     """Page, JSON and table of the pairs that were played."""
     one, other = (stored.load(folder) for folder in folders)
-    compared = compare.compare(one, other, 1 - test.alpha)
+    compared = compare.any_time(compare.compare(one, other, 1 - test.alpha))
     said = ab.said(found, compare_page.names(one, other), most)
     course = compare_page.sequence_of(found.states, said, test.alpha)
     page = out / "index.html"

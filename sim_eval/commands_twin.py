@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -15,7 +15,7 @@ from omni_loop.config import shipped
 from . import horizon, twin_page
 from .plays import JOURNAL, Plays
 from .twin import Twin, serving
-from .twin_config import TwinConfig, load_twin
+from .twin_config import load_twin
 
 _SHOWN = (1, 2, 4, 8, 12, 16, 24, 32)  # steps ahead
 
@@ -45,10 +45,10 @@ def twin_command(
     """
     console = Console()
     given = {"runs": runs, "episodes": episodes, "imagined_episodes": imagined_episodes, "first_seed": seed}
-    config = _changed(load_twin(experiment), {k: v for k, v in given.items() if v is not None})
+    config = load_twin(experiment).changed(**{k: v for k, v in given.items() if v is not None})
     config = config.only([p.strip() for p in policies.split(",")] if policies else [])
     output.folder(out, "--out", "twin.json", "twin.html", JOURNAL)
-    plays = Plays(out, config.fingerprint(), fresh)
+    plays = Plays(out, config.fingerprint() | config.named(), fresh)
     with console.status("") as status:
         twin = Twin(config, plays, lambda policy: serving(config, policy), status.update, at_once)
         try:
@@ -61,10 +61,6 @@ def twin_command(
         console.print(table)
     console.print(twin_page.verdict(found.agreements), markup=False, highlight=False)
     console.print(f"report: {page}", markup=False, soft_wrap=True)
-
-
-def _changed(config: TwinConfig, fields: dict[str, Any]) -> TwinConfig:
-    return TwinConfig.model_validate(config.model_dump() | fields)
 
 
 def tables(found: twin_page.Findings) -> list[Table]:

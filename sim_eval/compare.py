@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from omni_loop.errors import ConfigError, nearest
@@ -11,6 +11,7 @@ from omni_loop.errors import ConfigError, nearest
 from .difference import Difference, holm, of
 from .pooled import pooled
 from .rows import Key, successes
+from .sequential import confidence
 from .stats import Interval, Paired, interval, paired
 from .stored import StoredRun, refuse_others
 
@@ -42,13 +43,15 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """``tasks``: one by one, where there are several. ``left_out``: episodes of a and of b that the other lacks."""
+    """``tasks``: one by one, where there are several. ``left_out``: episodes of a and of b that the other lacks.
+    ``stopped``: the number of pairs was chosen while looking at them (:func:`any_time`)."""
 
     pooled: Compared
     tasks: tuple[Compared, ...]
     left_out: tuple[int, int]
     level: float
     method: str
+    stopped: bool = False
 
 
 def compare(a: StoredRun, b: StoredRun, level: float = 0.95, method: str = "wilson") -> Comparison:
@@ -71,6 +74,14 @@ def compare(a: StoredRun, b: StoredRun, level: float = 0.95, method: str = "wils
     together = each[0] if len(each) == 1 else _compared("", by_name, one, other, None, level, method)
     left = (len(one) - len(common), len(other) - len(common))
     return Comparison(together, each if len(each) > 1 else (), left, level, method)
+
+
+def any_time(found: Comparison) -> Comparison:
+    """``found`` where somebody looked after every pair and stopped: the difference has its confidence sequence, right
+    however that was decided. McNemar's p and Tango's interval are not, and are not shown then."""
+    pairs = found.pooled.pairs
+    difference = confidence(pairs.only_a, pairs.only_b, pairs.pairs, 1 - found.level)
+    return replace(found, pooled=replace(found.pooled, difference=difference), stopped=True)
 
 
 def check(a: StoredRun, b: StoredRun) -> None:
@@ -139,8 +150,8 @@ def to_json(found: Comparison, a: StoredRun, b: StoredRun) -> dict[str, Any]:
         "level": found.level,
         "interval": found.method,
         "left_out": {"a": found.left_out[0], "b": found.left_out[1]},
-        "pooled": _one(found.pooled),
-        "tasks": [_one(task) for task in found.tasks],
+        "pooled": _one(found.pooled, found.stopped),
+        "tasks": [_one(task, found.stopped) for task in found.tasks],
     }
 
 
@@ -154,20 +165,21 @@ def _about(run: StoredRun) -> dict[str, Any]:
     }
 
 
-def _one(found: Compared) -> dict[str, Any]:
+def _one(found: Compared, stopped: bool) -> dict[str, Any]:
     def seeds(keys: Sequence[Key]) -> list[dict[str, Any]]:
         return [{"task": task, "seed": seed} for task, seed in keys]
 
     pairs = asdict(found.pairs)
     p = pairs.pop("p")
+    tests = {} if stopped else {"p": p, "p_adjusted": found.adjusted}
+    valid = {} if stopped and found.task else {"difference": asdict(found.difference)}
     return {
         "task": found.task,
         "a": asdict(found.a),
         "b": asdict(found.b),
         "pairs": pairs,
-        "difference": asdict(found.difference),
-        "p": p,
-        "p_adjusted": found.adjusted,
+        **valid,
+        **tests,
         "only_a": seeds(found.only_a),
         "only_b": seeds(found.only_b),
     }

@@ -87,6 +87,11 @@ def notes(found: Comparison, a: StoredRun, b: StoredRun, decided: bool = False) 
             said.append(f"{broken} episodes of {name} broke. They count as not successful.")
         if run.summary.get("seeds_unseen") is False:
             said.append(f"Seeds of {name} may be those of demonstrations.")
+    if found.stopped:
+        said.append(
+            "It was stopped by what had been seen: rates and their own intervals are as if the number of pairs had "
+            "been fixed, and lie further apart than more would show. The interval of the difference is right."
+        )
     if found.pooled.pairs.pairs < 20 and not decided:
         said.append(f"{found.pooled.pairs.pairs} pairs are few: only a large difference could show.")
     return said
@@ -110,29 +115,30 @@ _LINES = {"difference": "value", "lower bound": "low", "upper bound": "high"}
 
 
 def table(found: Comparison, a: StoredRun, b: StoredRun) -> Table:
-    """Rates, difference and p: of every task, and of all together."""
+    """Rates, difference and p: of every task, and of all together. Where pairs were looked at one by one, only the
+    difference of all together has an interval."""
     called, level = names(a, b), f"{100 * found.level:g} %"
     title = escape(f"{called[0]} and {called[1]}: {found.pooled.pairs.pairs} pairs")
     out = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     out.add_column("", overflow="fold")
-    for column in (*called, "difference", level, "McNemar p", *(["corrected"] if found.tasks else [])):
+    tests = [] if found.stopped else ["McNemar p", *(["corrected"] if found.tasks else [])]
+    for column in (*called, "difference", level, *tests):
         out.add_column(escape(column), justify="right")
     for one in (*found.tasks, found.pooled):
         last = one is found.pooled
-        adjusted = [] if not found.tasks else [""] if last else [pages.p_value(one.adjusted)]
-        out.add_row(*_cells(one, last), *adjusted, style="bold" if last else "")
+        p = [pages.p_value(one.pairs.p), "" if last else pages.p_value(one.adjusted)][: len(tests)]
+        out.add_row(*_cells(one, last, found.stopped), *p, style="bold" if last else "")
     return out
 
 
-def _cells(one: Compared, last: bool) -> list[str]:
+def _cells(one: Compared, last: bool, stopped: bool) -> list[str]:
     d = one.difference
     return [
         "all" if last else escape(one.task),
         _side(one.a),
         _side(one.b),
         pages.points(d.value),
-        f"{pages.points(d.low)} to {pages.points(d.high)}",
-        pages.p_value(one.pairs.p),
+        "" if stopped and not last else f"{pages.points(d.low)} to {pages.points(d.high)}",
     ]
 
 

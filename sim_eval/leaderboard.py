@@ -119,18 +119,22 @@ def _of(run: StoredRun, key: str, otherwise: float) -> float:
 def _board(entries: Sequence[Entry], level: float) -> Board:
     ordered = sorted(entries, key=lambda e: (-e.rate, e.name))
     p: dict[tuple[int, int], float] = {}
+    leads: dict[tuple[int, int], int] = {}  # by how many pairs the first of two is ahead
     for i, j in itertools.combinations(range(len(ordered)), 2):
         if same_episodes(ordered[i].run, ordered[j].run):
-            p[i, j] = paired(successes(ordered[i].run.rows), successes(ordered[j].run.rows)).p
+            pairs = paired(successes(ordered[i].run.rows), successes(ordered[j].run.rows))
+            p[i, j], leads[i, j] = pairs.p, pairs.only_a - pairs.only_b
+            leads[j, i] = -leads[i, j]
     adjusted = holm(p)
     placed = []
     for i, entry in enumerate(ordered):
         others = {j: adjusted.get((min(i, j), max(i, j))) for j in range(len(ordered)) if j != i}
         apart = {j for j, q in others.items() if q is not None and q <= 1 - level + 1e-12}
-        better = sum(ordered[j].rate > entry.rate for j in apart)
+        better = sum(leads[j, i] > 0 for j in apart)  # not by rates: one may have played more episodes
         alike = tuple(ordered[j].name for j, q in others.items() if q is not None and j not in apart)
         unpaired = tuple(ordered[j].name for j, q in others.items() if q is None)
         placed.append(replace(entry, rank=1 + better, alike=alike, unpaired=unpaired))
+    placed.sort(key=lambda e: e.rank)  # stable: the best rate first among those that share one
     first = ordered[0].run
     return Board(first.env, first.tasks, tuple(placed), len(p))
 
@@ -171,7 +175,9 @@ def to_json(found: Sequence[Board]) -> list[dict[str, Any]]:
                     "tick_p50_ms": e.tick_p50_ms,
                     "tick_p99_ms": e.tick_p99_ms,
                     "deadline_misses": e.deadline_misses,
+                    "broken": e.broken,
                     "alike": list(e.alike),
+                    "unpaired": list(e.unpaired),
                 }
                 for e in board.entries
             ],

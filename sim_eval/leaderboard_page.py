@@ -39,19 +39,23 @@ def tables(boards: Sequence[Board]) -> Iterator[Table]:
     """One for every board; columns that would be empty are left out."""
     for board in boards:
         misses, ties = any(e.deadline_misses for e in board.entries), any(e.alike for e in board.entries)
+        broken, others = any(e.broken for e in board.entries), any(e.unpaired for e in board.entries)
         tasks = f", {len(board.tasks)} tasks" if len(board.tasks) > 1 else ""
         out = Table(
             title=escape(f"{board.env}{tasks}"), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
         )
         out.add_column("#", justify="right")
         out.add_column("run", overflow="fold")
-        for column in ("success", "%", "interval", "steps", "tick ms", "p99", *(["misses"] if misses else [])):
+        for column in ("success", "%", "interval", "steps", "tick ms", "p99"):
             out.add_column(column, justify="right", no_wrap=True)
-        if ties:
-            out.add_column("not told from", overflow="fold")
+        for column in (*(["misses"] if misses else []), *(["broke"] if broken else [])):
+            out.add_column(column, justify="right", no_wrap=True)
+        for column in (*(["not told from"] if ties else []), *(["other episodes than"] if others else [])):
+            out.add_column(column, overflow="fold")
         for e in board.entries:
-            last = ([str(e.deadline_misses)] if misses else []) + ([escape(", ".join(e.alike))] if ties else [])
-            out.add_row(str(e.rank), escape(e.name), *_cells(e), *last)
+            counts = ([str(e.deadline_misses)] if misses else []) + ([str(e.broken)] if broken else [])
+            told = ([", ".join(e.alike)] if ties else []) + ([", ".join(e.unpaired)] if others else [])
+            out.add_row(str(e.rank), escape(e.name), *_cells(e), *counts, *map(escape, told))
         yield out
 
 

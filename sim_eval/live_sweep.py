@@ -19,7 +19,7 @@ from omni_loop.errors import UnknownName, nearest
 
 from . import pages, plots
 from .evaluate import Evaluated, Serve, evaluate
-from .stats import interval, paired
+from .stats import paired
 from .suite import CHUNKS, Chunks, EvalSuite, Live
 
 FILES = ("latency.html", "latency.json", "latency.svg")
@@ -95,8 +95,9 @@ def _ways(suite: EvalSuite, chunks: str | None, join: bool | None, several: bool
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One run of the sweep. ``against_aligned``: success only in this run, and only where chunks were aligned but not
-    joined, of the same seeds; None for that one itself."""
+    """One run of the sweep. ``broken``: episodes that ended with an error or ran out of time. ``against_aligned``:
+    success only in this run, and only where chunks were aligned but not joined, of the same seeds; None for that one
+    itself."""
 
     latency_ms: float
     chunks: str
@@ -108,6 +109,7 @@ class Point:
     misses: int
     periods: int
     steps: float  # median length of an episode
+    broken: int
     against_aligned: tuple[int, int, float] | None = None
 
     @property
@@ -150,15 +152,15 @@ def collect(done: Sequence[Evaluated]) -> list[Point]:
 
 def _point(one: Evaluated, aligned: Evaluated | None) -> Point:
     results, live = one.run.results, one.run.suite.live
-    k, n = one.run.successes, len(results)
-    bounds = interval(k, n, one.run.suite.interval)
+    low, high = one.numbers["ci95"]  # as the point's own report has it, of several tasks too
     compared: tuple[int, int, float] | None = None
     if aligned is not None and aligned is not one:
         pairs = paired(*({(r.task, r.seed): r.success for r in e.run.results} for e in (one, aligned)))
         compared = (pairs.only_a, pairs.only_b, pairs.p)
     return Point(
-        live.latency_ms, live.chunks, one.out.name, n, k, bounds.low, bounds.high,
-        sum(r.deadline_misses for r in results), sum(r.steps for r in results), one.numbers["steps"]["p50"], compared,
+        live.latency_ms, live.chunks, one.out.name, len(results), one.run.successes, low, high,
+        sum(r.deadline_misses for r in results), sum(r.steps for r in results), one.numbers["steps"]["p50"],
+        one.broken, compared,
     )  # fmt: skip
 
 
@@ -173,7 +175,8 @@ def write(found: Sequence[Point], suite: EvalSuite, out: Path) -> Path:
             {
                 "latency_ms": p.latency_ms, "chunks": p.chunks, "folder": p.folder, "episodes": p.episodes,
                 "successes": p.successes, "success_rate": p.rate, "ci95": [p.low, p.high], "steps_p50": p.steps,
-                "deadline_misses": p.misses, "periods": p.periods, "against_aligned": p.against_aligned,
+                "broken": p.broken, "deadline_misses": p.misses, "periods": p.periods,
+                "against_aligned": p.against_aligned,
             }
             for p in found
         ],
@@ -217,10 +220,14 @@ def picture(found: Sequence[Point]) -> str:
 def table(found: Sequence[Point]) -> Table:
     """What the command prints."""
     out = Table("latency, ms", "chunks", "success", "%", "interval", "steps p50", "periods missed", "against aligned")
+    broke = any(p.broken for p in found)
+    if broke:
+        out.add_column("broke")
     for p in found:
         pair = "" if p.against_aligned is None else "+{} −{}, p = {:.3f}".format(*p.against_aligned)
         out.add_row(
             f"{p.latency_ms:g}", p.chunks, f"{p.successes}/{p.episodes}", f"{100 * p.rate:.0f}",
             f"{100 * p.low:.0f}–{100 * p.high:.0f}", f"{p.steps:.0f}", f"{100 * p.missed:.1f} %", pair,
+            *([str(p.broken)] if broke else []),
         )  # fmt: skip
     return out

@@ -8,12 +8,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from omni_loop.config import Count, Deployment, Section, load, load_deployment
+from omni_loop.config import Count, Deployment, Section, load, load_deployment, validate
 from omni_loop.env import EVALUATION_SEED
 from omni_loop.errors import UnknownName, nearest
 from omni_loop.messages import Scalar
 
 from .measures import Measure
+from .serving import describe
+from .store import fingerprint
+from .suite import load_suite
+from .versions import env_version
 
 
 class TwinPolicy(Section):
@@ -73,17 +77,34 @@ class TwinConfig(Section):
         return self
 
     def fingerprint(self) -> dict[str, Any]:
-        """What a play is a function of, besides its own name and seed."""
+        """What a play is a function of, besides its own name and seed, as this file has it."""
         free = {"name", "description", "first_seed", "episodes", "imagined_episodes", "runs", "measure", "policies"}
         said = self.model_dump(mode="json", exclude=free)
         return said | {f"policies.{p.name}": p.model_dump(mode="json") for p in self.policies}
+
+    def named(self) -> dict[str, Any]:
+        """The same of what this file names: the suite, the version of its env, and what is served. Weights are not
+        read."""
+        suite = load_suite(self.suite)
+        env = suite.make_env()
+        try:
+            said = fingerprint(suite, env=env_version(env))
+        finally:
+            env.close()
+        served = {f"served.{p.name}": describe(p.served()) for p in self.policies if p.deployment}
+        return said | {"served": describe(load_deployment(self.world_deployment))} | served
 
     def only(self, names: Sequence[str]) -> TwinConfig:
         known = [p.name for p in self.policies]
         for name in names:
             if name not in known:
                 raise UnknownName(f"twin {self.name!r} has no policy {name!r}.{nearest(name, known)}")
-        return self.model_copy(update={"policies": tuple(p for p in self.policies if not names or p.name in names)})
+        chosen = [p.model_dump(mode="json") for p in self.policies if p.name in names]
+        return self.changed(policies=chosen) if names else self
+
+    def changed(self, **fields: Any) -> TwinConfig:
+        """A copy with other values, validated like a file."""
+        return validate(TwinConfig, {**self.model_dump(mode="json"), **fields}, self.name)
 
 
 def load_twin(path_or_name: str | Path) -> TwinConfig:

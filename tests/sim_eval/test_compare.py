@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from omni_loop.env import EVALUATION_SEED
 from omni_loop.errors import ConfigError, UnknownName
-from omni_loop_sim_eval import compare, compare_page, leaderboard, stored
+from omni_loop_sim_eval import compare, compare_page, leaderboard, leaderboard_page, rows, stored
 from omni_loop_sim_eval.difference import difference
 from omni_loop_sim_eval.pooled import pooled
+from omni_loop_sim_eval.sequential import confidence
 from omni_loop_sim_eval.stats import interval, mcnemar
 
 from .pages import read
@@ -165,6 +169,48 @@ def test_leaderboard_sorts_and_marks_what_cannot_be_told_apart(tmp_path: Path) -
     assert entries["elsewhere"].unpaired == ("better", "good", "bad")
     assert found[1].tests == 3
     assert [(t.name, t.successes, t.episodes) for t in found[0].entries[0].tasks] == [("reach", 5, 5), ("push", 0, 5)]
+
+
+def test_leaderboard_ranks_by_the_pairs_not_by_rates_over_other_episodes(tmp_path: Path) -> None:
+    long = [YES] * 30 + [NO] * 20 + [YES] * 150
+    runs = [write_run(tmp_path / "long", {"": long}), write_run(tmp_path / "short", {"": [YES] * 44 + [NO] * 6})]
+    (board,) = leaderboard.boards(load(*runs))
+    short, other = board.entries
+    assert short.rate < other.rate
+    assert [(short.run.folder.name, short.rank), (other.run.folder.name, other.rank)] == [("short", 1), ("long", 2)]
+
+
+def test_leaderboard_says_what_broke_and_what_was_not_compared(tmp_path: Path) -> None:
+    broke = write_run(tmp_path / "broke", {"": [YES] * 3 + [NO] * 2})
+    kept = rows.read(broke)
+    rows.write(broke, [*kept[:3], *(replace(row, outcome="error") for row in kept[3:])])
+    write_run(tmp_path / "elsewhere", {"": [YES] * 5}, first_seed=S + 500)
+    found = leaderboard.boards(leaderboard.read([tmp_path]))
+    entries = leaderboard.to_json(found)[0]["entries"]
+    assert [(e["broken"], len(e["unpaired"])) for e in entries] == [(0, 1), (2, 1)]
+    said = io.StringIO()
+    for table in leaderboard_page.tables(found):
+        Console(file=said, width=160).print(table)
+    assert "broke" in said.getvalue()
+    assert "other episodes than" in said.getvalue()
+
+
+def test_what_was_stopped_while_looking_shows_no_test_of_a_fixed_number(tmp_path: Path) -> None:
+    a = write_run(tmp_path / "a", {"reach": [YES] * 8, "push": [YES] * 8})
+    b = write_run(tmp_path / "b", {"reach": [NO] * 7 + [YES], "push": [NO] * 7 + [YES]})
+    one, other = load(a, b)
+    found = compare.any_time(compare.compare(one, other))
+    assert found.pooled.difference == confidence(14, 0, 16)
+    assert found.pooled.difference.low < difference(14, 0, 16).low, "wider than with a fixed number"
+    data = compare.to_json(found, one, other)
+    assert "p" not in data["pooled"]
+    assert all("p" not in task and "difference" not in task for task in data["tasks"])
+    page = read(compare_page.render(found, one, other, tmp_path / "page.html")).said()
+    assert "confidence sequence" in page
+    assert "Tango" not in page
+    assert "It was stopped by what had been seen" in page
+    headers = [column.header for column in compare_page.table(found, one, other).columns]
+    assert "McNemar p" not in headers
 
 
 def test_leaderboard_corrects_for_how_many_pairs_it_compares(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from omni_loop.env import EVALUATION_SEED
-from omni_loop.errors import ConfigError, UnknownName
+from omni_loop.errors import ConfigError, StageFailed, UnknownName
 from omni_loop_sim_eval import commands, live_sweep
 from omni_loop_sim_eval.app import eval_app
 from omni_loop_sim_eval.console import progress
@@ -104,6 +104,30 @@ def test_a_sweep_over_latencies_leaves_a_folder_per_point_and_a_page(server: Toy
     code, said = call("eval", "--live", "--latency-ms", "0,200", *FEW, "--out", str(tmp_path))
     assert (code, said.count("2 episodes are there already")) == (0, 5)
     assert len(server.opened) - before[1] == 5
+
+
+def test_a_point_of_a_sweep_says_what_broke_and_has_its_own_reports_interval(
+    server: ToyServer,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tasks = [{"name": "near"}, {"name": "far", "max_steps": 5}]
+    monkeypatch.setattr(commands, "load_suite", lambda name: toy_suite(tasks=tasks))
+
+    def broken(seed: int, tick: int) -> None:
+        if seed == S + 1:
+            raise StageFailed("no")
+
+    server.broken = broken
+    code, said = call("eval", "--live", "--latency-ms", "0,100", "--chunks", "naive", *FEW, "--out", str(tmp_path))
+    assert code == 1
+    assert "broke" in said
+    for point in json.loads((tmp_path / "latency.json").read_text())["points"]:
+        summary = json.loads((tmp_path / point["folder"] / "summary.json").read_text())
+        assert point["broken"] == summary["errors"] == 2
+        assert point["ci95"] == summary["ci95"]
+        assert len(summary["tasks"]) == 2
+    assert "2 of 4 episodes broke" in (tmp_path / "latency.html").read_text()
 
 
 def test_latencies_that_are_nearly_equal_have_folders_of_their_own(server: ToyServer, tmp_path: Path) -> None:  # noqa: F811

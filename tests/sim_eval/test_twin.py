@@ -20,7 +20,7 @@ from omni_loop_sim_eval.play import InSimulator, InWorld, play
 from omni_loop_sim_eval.plays import Plays
 from omni_loop_sim_eval.store import OtherRun
 from omni_loop_sim_eval.suite import EvalSuite
-from omni_loop_sim_eval.twin_config import load_twin
+from omni_loop_sim_eval.twin_config import TwinConfig, load_twin
 
 from .walk import SUCCESS, PolicySession, S, WalkEnv, Walkers, WalkExpert, _Policy, closeness, config
 
@@ -162,6 +162,7 @@ def test_more_policies_and_seeds_may_join_a_folder(tmp_path: Path) -> None:
 def app(walkers: Walkers, monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
     monkeypatch.setattr(commands_twin, "load_twin", lambda name: config(description="<b>walks</b>"))
     monkeypatch.setattr(commands_twin, "serving", lambda chosen, policy: walkers(policy))
+    monkeypatch.setattr(TwinConfig, "named", lambda self: {})  # no file of that suite, nor of what is served
     made = typer.Typer()
     made.command("twin")(commands_twin.twin_command)
     return made
@@ -182,6 +183,29 @@ def test_the_command_writes_page_and_numbers(tmp_path: Path, monkeypatch: pytest
     assert page.count("<svg") == 8
     assert "&lt;b&gt;walks" in page
     assert "NaN" not in (tmp_path / "twin.json").read_text()
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for options, says in ((["--seed", "5"], "first_seed"), (["--policies", "runs"], "policies")):
+        with pytest.raises(ConfigError, match=says):
+            CliRunner().invoke(app(Walkers(), monkeypatch), ["--out", str(tmp_path), *options], catch_exceptions=False)
+    assert not (tmp_path / "plays.jsonl").exists()
+
+
+def test_plays_are_of_one_suite_simulator_and_deployment(tmp_path: Path) -> None:
+    shipped = load_twin("pusht")
+    said = shipped.named()
+    Plays(tmp_path, said)
+    assert {"suite.max_steps", "env", "served", "served.shipped", "served.small"} <= said.keys()
+    assert "served.hold" not in said
+    small = [
+        p.model_dump(mode="json") | ({"deployment": "pusht"} if p.name == "small" else {}) for p in shipped.policies
+    ]
+    for other in (shipped.changed(suite="pusht-state"), shipped.changed(policies=small)):
+        with pytest.raises(OtherRun, match="what differs"):
+            Plays(tmp_path, other.named())
 
 
 def test_an_unknown_policy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
