@@ -72,7 +72,7 @@ class Store:
 
     def begin(self, suite: EvalSuite, versions: Mapping[str, str | None], head: Mapping[str, Any]) -> None:
         """Open the journal for a run of ``suite`` with ``versions`` of policy and env, and read what it holds. ``head``
-        is kept in ``run.json`` besides.
+        is kept in ``run.json`` besides. Refused, the folder is as it was.
 
         Raises:
             OtherRun: the folder holds episodes of another one; the text says what differs.
@@ -81,20 +81,13 @@ class Store:
         now = fingerprint(suite, **versions)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            if self._fresh:
-                for name in (JOURNAL, RUN):  # the journal first: without it the rest is of no run
-                    (self.folder / name).unlink(missing_ok=True)
-            results = read_journal(self.folder)
-            self._policy = next((r.policy_revision for r in results if r.policy_revision), None)
-            before = read_head(self.folder)["fingerprint"] if results else {}
-            self._refuse_others(results, {**before, **({"policy": self._policy} if self._policy else {})}, now)
-            self.results = {(r.task, r.episode): r for r in results}
-            # The policy's revision stands in every line of the journal.
-            said = {**before, **{name: value for name, value in now.items() if name != "policy"}}
-            _replace(self.folder / RUN, {"format": _FORMAT, "fingerprint": said, **head})
-            self._open()
-        except OSError as e:
-            raise ConfigError(f"cannot write the journal of {self.folder}: {e.strerror}") from None
+            self._lock()
+            self._go_on(now, head)
+        except BaseException as e:
+            self.close()
+            if isinstance(e, OSError):
+                raise ConfigError(f"cannot write the journal of {self.folder}: {e.strerror}") from None
+            raise
 
     def append(self, result: EpisodeResult) -> None:
         """Keep ``result``: on the disk when this returns.
@@ -127,20 +120,32 @@ class Store:
                 "Name another folder, or begin anew with --fresh"
             )
 
-    def _open(self) -> None:
-        """For appending after the last whole line."""
+    def _lock(self) -> None:
+        """Open the journal, for this process alone. Nothing in the folder changes before that."""
         self.close()
         self._fd = os.open(self.folder / JOURNAL, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, however that ends
         except BlockingIOError:
-            self.close()
-            raise ConfigError(
-                f"another run is writing into {self.folder}: wait for it, or name another folder"
-            ) from None
+            text = f"another run is writing into {self.folder}: wait for it, or name another folder"
+            raise ConfigError(text) from None
+
+    def _go_on(self, now: Mapping[str, Any], head: Mapping[str, Any]) -> None:
+        """Append after the last whole line. ``run.json`` comes last: killed before that, the folder holds the run that
+        it held, or with ``fresh`` one without an episode, of which ``run.json`` says nothing that counts."""
+        if self._fresh:
+            os.ftruncate(self._fd, 0)  # not another file: the lock is on this one
         whole = _whole(os.pread(self._fd, os.fstat(self._fd).st_size, 0))
+        results = _decode(whole, self.folder / JOURNAL)
+        self._policy = next((r.policy_revision for r in results if r.policy_revision), None)
+        before = read_head(self.folder)["fingerprint"] if results else {}
+        self._refuse_others(results, {**before, **({"policy": self._policy} if self._policy else {})}, now)
+        self.results = {(r.task, r.episode): r for r in results}
         os.ftruncate(self._fd, len(whole))
         os.lseek(self._fd, len(whole), os.SEEK_SET)
+        # The policy's revision stands in every line of the journal.
+        said = {**before, **{name: value for name, value in now.items() if name != "policy"}}
+        _replace(self.folder / RUN, {"format": _FORMAT, "fingerprint": said, **head})
 
 
 def load(folder: Path) -> tuple[EvalSuite, SessionSpec, str | None, list[EpisodeResult]]:
@@ -183,8 +188,12 @@ def read_journal(folder: Path) -> list[EpisodeResult]:
         return []
     except OSError as e:
         raise ConfigError(f"cannot read {path}: {e.strerror}") from None
+    return _decode(_whole(data), path)
+
+
+def _decode(data: bytes, path: Path) -> list[EpisodeResult]:
     found: dict[tuple[str, int], EpisodeResult] = {}
-    for number, line in enumerate(_whole(data).splitlines(), 1):
+    for number, line in enumerate(data.splitlines(), 1):
         try:
             result = journal_line.decode(line)
         except InvalidInput as e:

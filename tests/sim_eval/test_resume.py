@@ -168,6 +168,48 @@ def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
     assert run_suite(toy_suite(), ToyServer().connect, store=Store(tmp_path)).resumed == 4
 
 
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_run_that_is_under_way_keeps_its_folder(tmp_path: Path, fresh: bool) -> None:
+    """Whoever comes second changes nothing there, however the command was given."""
+
+    def second(result: EpisodeResult) -> None:
+        before = (tmp_path / JOURNAL).read_bytes(), (tmp_path / RUN).read_bytes()
+        with pytest.raises(ConfigError, match="another run is writing into"):
+            run_suite(toy_suite(episodes=9), ToyServer().connect, store=Store(tmp_path, fresh))
+        assert before == ((tmp_path / JOURNAL).read_bytes(), (tmp_path / RUN).read_bytes())
+
+    run = run_suite(toy_suite(), ToyServer().connect, second, store=Store(tmp_path))
+    assert len(read_journal(tmp_path)) == len(run.results) == 4
+    assert load_run(tmp_path).suite.episodes == 4
+
+
+def test_one_that_is_refused_leaves_no_lock(tmp_path: Path) -> None:
+    run_suite(toy_suite(episodes=1), ToyServer().connect, store=Store(tmp_path))
+    refused, other = Store(tmp_path), Store(tmp_path)
+    with pytest.raises(OtherRun):
+        refused.begin(toy_suite(max_steps=61), {}, {})
+    other.begin(toy_suite(), {}, {})
+    other.close()
+
+
+def test_begun_anew_and_killed_before_it_says_of_what_it_goes_on_as_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_suite(toy_suite(episodes=1), ToyServer().connect, store=Store(tmp_path))
+
+    def killed(path: Path, content: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("omni_loop_sim_eval.store._replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run_suite(toy_suite(max_steps=61), ToyServer().connect, store=Store(tmp_path, fresh=True))
+    monkeypatch.undo()
+    assert load_run(tmp_path).results == [], "nothing that the old suite would be said of"
+    for suite in (toy_suite(max_steps=61), toy_suite(max_steps=61)):
+        run = run_suite(suite, ToyServer().connect, store=Store(tmp_path))
+    assert (run.resumed, load_run(tmp_path).suite.max_steps) == (4, 61)
+
+
 def test_a_torn_last_line_is_dropped_and_a_torn_one_before_it_refused(tmp_path: Path) -> None:
     run_suite(toy_suite(episodes=3), ToyServer().connect, store=Store(tmp_path))
     path = tmp_path / JOURNAL
