@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from omni_loop.env import Env
 from omni_loop.errors import ConfigError, nearest
 from omni_loop.types import ArraySpec, SessionSpec
@@ -16,7 +18,8 @@ def check_match(suite: EvalSuite, env: Env, spec: SessionSpec) -> None:
         ConfigError: which of them, as the env has it and as the pipeline takes it.
     """
     _check_action(env, spec)
-    if spec.control_hz * suite.action_repeat != env.control_hz:
+    # A third of 25 Hz, three times, is 25 Hz whatever rounding says.
+    if not math.isclose(spec.control_hz * suite.action_repeat, env.control_hz):
         repeat = f", {suite.action_repeat} steps an action" if suite.action_repeat > 1 else ""
         raise ConfigError(
             f"pipeline {spec.pipeline!r} acts at {spec.control_hz:g} Hz, "

@@ -70,6 +70,17 @@ def test_what_one_side_leaves_open_fits(spec: SessionSpec) -> None:
     check_match(toy_suite(), Told(), spec)
 
 
+@pytest.mark.parametrize("repeat", [1, 3, 7, 11, 13])
+@pytest.mark.parametrize("hz", [10.0, 15.0, 25.0, 30.0, 50.0])
+def test_a_rate_that_repeats_an_action_exactly_fits_whatever_its_rounding(hz: float, repeat: int) -> None:
+    class Fast(ToyEnv):
+        control_hz = hz
+
+    check_match(toy_suite(action_repeat=repeat), Fast(), replace(SPEC, control_hz=hz / repeat))
+    with pytest.raises(ConfigError, match="runs at"):
+        check_match(toy_suite(action_repeat=repeat), Fast(), replace(SPEC, control_hz=1.001 * hz / repeat))
+
+
 def test_the_action_that_holds_is_one_of_the_env() -> None:
     check_match(toy_suite(hold=[1, 2]), Told(), SPEC)
     with pytest.raises(ConfigError, match=r"hold has 3 numbers, env 'toy' takes actions \[2\]"):
