@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from omni_loop import registry
 from omni_loop.config import Count, Seconds, Section, load, validate
@@ -21,6 +21,10 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Chunks = Literal["joined", "aligned", "naive", "waiting"]
 Seed = Annotated[int, Field(ge=0, le=1 << 62)]  # the first of many, all within 64 bits
 CHUNKS: tuple[Chunks, ...] = ("joined", "aligned", "naive", "waiting")
+
+
+def _names_a_file(name: str) -> bool:
+    return "/" not in name and name not in ("", ".", "..")
 
 
 class Predictions(Section):
@@ -44,6 +48,13 @@ class SuiteTask(Section):
     env_options: Mapping[str, JsonValue] = Field(default_factory=dict)
     prompt: str = ""
     max_steps: Count | None = None
+
+    @field_validator("name")
+    @classmethod
+    def _names_a_film(cls, name: str) -> str:
+        if not _names_a_file(name):
+            raise ValueError(f"{name!r} is no name of a file, and a task's videos are called by it")
+        return name
 
 
 class Live(Section):
@@ -111,7 +122,7 @@ class EvalSuite(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> EvalSuite:
-        if "/" in self.name or self.name in ("", ".", ".."):
+        if not _names_a_file(self.name):
             raise ValueError(f"name: {self.name!r} is no name of a folder, and a run lies in one of that name")
         if len(set(self.keys)) != len(self.keys):
             raise ValueError(f"keys: one stands twice in {list(self.keys)}")

@@ -70,6 +70,10 @@ def test_changed_validates_and_leaves_the_rest() -> None:
     for name in ("../elsewhere", "", ".."):
         with pytest.raises(ConfigError, match="is no name of a folder"):
             suite.changed(name=name)
+        with pytest.raises(ConfigError, match=r"tasks\[0\].*name"):
+            suite.changed(tasks=[{"name": name}])
+    with pytest.raises(ConfigError, match="'pick/place' is no name of a file, and a task's videos are called by it"):
+        suite.changed(tasks=[{"name": "pick/place"}])
     with pytest.raises(ConfigError, match="interval"):
         suite.changed(interval="wald")
     with pytest.raises(ConfigError, match="stands twice"):
