@@ -38,7 +38,7 @@ def drive(course: Course, session: LoopSession, episode: int) -> None:
             if course.over:
                 executed = executed[: i + 1]
                 break
-        if suite.action_repeat == 1:  # a frame is the world model's guess for one step of the env
+        if frames:
             _keep_prediction(course, result, step, actions, executed)
         if course.over:
             return
@@ -67,6 +67,9 @@ def checked(chunk: ActionChunk | None, step: int, horizon: int) -> ActionChunk:
 
 def _wants_frames(course: Course, episode: int) -> bool:
     suite, wanted = course.suite, course.suite.predictions
+    # Frames are a guess for the env's next steps from what is sent: not for repeated ones, nor from steps ago.
+    if suite.action_repeat > 1 or suite.delay_steps:
+        return False
     # Not at tick 0: nothing has moved yet. Fixed ticks, so that a result depends on suite and seed alone.
     nth = len(course.ticks) % wanted.every == wanted.every - 1
     return suite.frame_key is not None and episode < wanted.episodes and nth

@@ -1,13 +1,16 @@
 """Mode ``live``: a simulated clock goes on while the policy thinks, as on a robot::
 
     period    0 1 2 3 4 5 6 7 8 9 ..
-    asks        o     o     o           the observation of a period leaves, one at a time
+    asks        o     o     o           the observation of a period leaves
     answers       - - B - - C - - D     and is there so many periods later (here 3)
     plays     A A A A B B B C C C       meanwhile the chunk before is played; none is left: a deadline is missed
 
 The simulator runs in lockstep with that clock, so that a result is a pure function of task, episode and seed however
 fast the machine is. What is played when, and when it is asked, is decided by the very
 :class:`~omni_loop.client.playback.Playback` that a robot's ``ChunkPlayer`` uses.
+
+One observation is under way at a time. With chunks ``joined`` a second one leaves when an answer takes longer than
+those before it (jitter, ``measured``), which on a robot supersedes the first; answers come in the order of asking.
 
 An episode's clock starts with its first chunk, as a robot waits for its first one (``ChunkPlayer.wait``).
 """

@@ -139,6 +139,18 @@ def test_what_was_executed_is_told_to_the_row() -> None:
         assert [t.step for t in result.ticks] == asked(server, "step")
 
 
+@pytest.mark.parametrize("chunks", CHUNKS)
+def test_only_who_joins_asks_again_when_an_answer_is_late(chunks: str) -> None:
+    """As a robot does: a second observation leaves, no third, and answers come in the order of asking."""
+    chosen = suite(latency_ms=300, jitter_ms=300, chunks=chunks, max_steps=60)
+    _, server, _ = play(latency_ms=300, jitter_ms=300, chunks=chunks, max_steps=60)
+    latency, left, there = Latency(chosen.live, 10.0, "", S), asked(server, "seen"), [0]
+    for tick, period in enumerate(left[1:], 1):
+        there.append(max(there[-1], period + latency.periods(tick, 0.0)))
+    under_way = [sum(due > period for due in there[:tick]) for tick, period in enumerate(left)]
+    assert max(under_way) == (1 if chunks == "joined" else 0)
+
+
 def test_a_latency_longer_than_a_chunk_runs_it_dry() -> None:
     played, _, result = play(latency_ms=1000, chunks="aligned", max_steps=20)
     assert played == [*[(1, i) for i in range(8)], *[(1, 7)] * 3, *[(2, i) for i in range(7, 8)], *[(2, 7)] * 8]
@@ -213,6 +225,14 @@ class TestSync:
         assert played[:5] == [(1, 0), (1, 1), (1, 2), (1, 3), (2, 0)]
         _, server, _ = play(mode="sync", delay_steps=6, max_steps=16)
         assert asked(server, "seen") == [0, 0, 2, 6], "never before the first"
+
+    @pytest.mark.parametrize("late", [{"delay_steps": 2}, {"action_repeat": 2}])
+    def test_no_frames_are_asked_for_that_show_other_steps_than_the_real_ones(self, late: dict[str, int]) -> None:
+        for more, asked_for in (({}, True), (late, False)):
+            chosen = toy_suite(predictions={"episodes": 1, "every": 1, "frames": 4}, max_steps=20, **more)
+            result = run_episode(ToyServer().connect(), chosen.make_env(), chosen, 0)
+            assert {tick.frames for tick in result.ticks} == {asked_for}
+            assert bool(result.predictions) == asked_for
 
     def test_repeated_actions_are_steps_of_the_env_not_of_the_policy(self) -> None:
         played, server, result = play(mode="sync", action_repeat=3, max_steps=20)
