@@ -35,7 +35,7 @@ def run_episode(client: LoopClient, env: Env, suite: EvalSuite, episode: int, ta
     session: LoopSession | None = None
     try:
         attach(client, env)
-        prompt = suite.task(task).prompt
+        prompt = _prompt(course, task)
         session = client.open(suite.pipeline, prompt=prompt, seed=seed, keys=suite.keys, options=suite.options)
         if suite.mode == "live":
             drive_live(course, session, task)
@@ -75,3 +75,11 @@ def run_episode(client: LoopClient, env: Env, suite: EvalSuite, episode: int, ta
         deadline_misses=course.misses,
         env_died=died,
     )
+
+
+def _prompt(course: Course, task: str) -> str:
+    """What the policy is told: the suite's prompt, or where that is empty the env's own ``instruction``."""
+    env, said = course.env, course.suite.task(task).prompt
+    if not said and getattr(env, "instruction_of_episode", False):
+        course.reset(())  # until then it is that of the episode before; the course's own reset begins the same again
+    return said or str(getattr(env, "instruction", ""))
