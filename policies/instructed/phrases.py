@@ -24,11 +24,18 @@ _DOOR = "{door|door of the box|door of the safe}"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """``patterns`` are learned from, ``held_out`` texts are kept for evaluation."""
+    """``patterns`` are learned from, ``held_out`` texts are kept for evaluation. ``goal``: where this task's goal lies;
+    ``needs``: where a goal has to lie for it to be done at all, if that matters."""
 
     scene: str
     patterns: tuple[str, ...]
     held_out: tuple[str, ...]
+    goal: str = ""
+    needs: str = ""
+
+    def possible(self, there: Task) -> bool:
+        """Whether what this task's instruction asks for can be done in the scene of ``there``."""
+        return self.scene == there.scene and self.needs in ("", there.goal)
 
 
 TASKS: dict[str, Task] = {
@@ -44,6 +51,7 @@ TASKS: dict[str, Task] = {
             "let the hand go to the goal",
             "please move your arm to where the target is",
         ),
+        goal="air",
     ),
     "push-v3": Task(
         _PUCK,
@@ -57,6 +65,8 @@ TASKS: dict[str, Task] = {
             "shove the object on the table until it reaches the goal",
             "please push the little cylinder to the goal position",
         ),
+        goal="table",
+        needs="table",
     ),
     "pick-place-v3": Task(
         _PUCK,
@@ -71,6 +81,8 @@ TASKS: dict[str, Task] = {
             "take hold of the object and lift it to the goal position",
             "please pick up that puck and place it on the target",
         ),
+        goal="air",
+        needs="air",
     ),
     "button-press-v3": Task(
         "button",

@@ -71,11 +71,13 @@ class Lessons:
         self._pools = [pool(TASKS[name].patterns) for name in tasks]
         self._others = pool(OTHER)
         self._rows = [np.flatnonzero(task == i) for i in range(len(tasks))]
-        scenes = [TASKS[name].scene for name in tasks]
-        self._elsewhere = [[j for j, scene in enumerate(scenes) if scene != own] for own in scenes]
+        known = [TASKS[name] for name in tasks]
+        self._elsewhere = [[j for j, there in enumerate(known) if there.scene != told.scene] for told in known]
+        here = {(i, j) for i, told in enumerate(known) for j, there in enumerate(known) if told.scene == there.scene}
+        self._impossible = sorted((i, j) for i, j in here if not known[i].possible(known[j]))
         self._holding = round(texts_per_step * hold_share)
         self._working = texts_per_step - self._holding
-        said = Counter(int(word) for known in self._pools for word in np.unique(known))
+        said = Counter(int(word) for pool in self._pools for word in np.unique(pool))
         common = [word for word, k in said.items() if k >= min(_COMMON, len(tasks)) and word > UNKNOWN]
         self._common = np.array(common)
 
@@ -97,7 +99,11 @@ class Lessons:
         return self._pools[i][rng.integers(0, len(self._pools[i]))], [i]
 
     def _wrong(self, rng: np.random.Generator) -> tuple[NDArray[np.int64], list[int]]:
-        """As often what none of the tasks is as what another scene's is."""
+        """As often what none of the tasks is as what another scene's is. Before that, where there is such a thing, a
+        third: what a task of the same scene asks for, and cannot be done there. Only the goal's place tells them apart."""
+        if self._impossible and rng.random() < 1 / 3:
+            told, there = self._impossible[rng.integers(0, len(self._impossible))]
+            return self._right(told, rng)[0], [there]
         i = int(rng.integers(0, len(self._pools)))
         if self._elsewhere[i] and rng.random() < 0.5:
             return self._right(i, rng)[0], self._elsewhere[i]

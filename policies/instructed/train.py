@@ -130,7 +130,7 @@ def _figures(model: Instructed, samples: Samples, tasks: Sequence[str]) -> dict[
     rng = np.random.default_rng(0)
     rows = rng.permutation(len(samples.rows))[:1024]
     own = samples.task[rows]
-    elsewhere = [[j for j, b in enumerate(tasks) if task(b).scene != task(a).scene] for a in tasks]
+    elsewhere = [[j for j, b in enumerate(tasks) if not task(b).possible(task(a))] for a in tasks]
     right, error = _told(model, samples, rows, own, tasks), 0.0
     n = model.config.head.execution_horizon
     mask = samples.mask[rows][:, :n, None]

@@ -140,6 +140,23 @@ def test_only_rows_that_hold_are_told_what_another_scene_asks_for() -> None:
     assert held > 10
 
 
+def test_what_cannot_be_done_where_the_goal_lies_is_held_too() -> None:
+    tasks = ("reach-v3", "push-v3", "pick-place-v3")
+    task, rng, words = np.arange(30) % 3, np.random.default_rng(0), Vocabulary(vocabulary())
+    lessons = Lessons(tasks, task, 12, 0.5)
+    puck, pushing, lifting = (
+        set(words.tokens(text).tolist()) - {BEGIN, END}
+        for text in ("puck object cylinder", "push shove slide", "pick grasp lift take carry")
+    )
+    seen = set()
+    for _ in range(40):
+        lesson = lessons.draw(48, rng)
+        for text, there in zip(lesson.tokens[6:].tolist(), task[lesson.at].reshape(12, 4)[6:], strict=True):
+            if {*text} & puck and {*text} & (pushing | lifting):
+                seen |= {("push" if {*text} & pushing else "lift", tasks[i]) for i in there}
+    assert seen == {("push", "reach-v3"), ("push", "pick-place-v3"), ("lift", "push-v3")}
+
+
 def test_demonstrations_that_do_not_say_their_task_are_refused(tmp_path: Path) -> None:
     given = context(tmp_path)
     (tmp_path / "train" / "tasks.json").write_text('["juggle-v3"]')
