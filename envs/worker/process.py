@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 _TAIL = 4096  # bytes kept of what a worker prints
 _CLOSE_S = 10.0
+_ENDING_S = 1.0  # for a process to be over whose socket is
+_POLL_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ class WorkerProcess:
         except _Gone:
             raise self.failed(f"ended ({self._ending()}) when it was asked to {request!r}") from None
         except VersionError as e:
-            self._kill()
+            self.kill()
             raise Unsupported(f"the worker of env {self.name!r} is of another version: {e}") from None
         except WireError as e:
             raise self.failed(f"answered {request!r} with what is no message: {e}") from None
@@ -128,14 +130,14 @@ class WorkerProcess:
     def close(self) -> None:
         """Ask the worker to end, and kill it where it does not. Afterwards there is no such process."""
         if self.alive:
-            with suppress(OmniLoopError, subprocess.TimeoutExpired):
+            with suppress(OmniLoopError):
                 self.ask("close", _CLOSE_S)
-                self._process.wait(_CLOSE_S)
-        self._kill()
+                self._ended(_CLOSE_S)
+        self.kill()
 
     def kill(self) -> None:
-        """End it now, from any thread; a request that waits fails."""
-        self._kill()
+        """End it now, and all that it started."""
+        self._end()
 
     def _raise(self, request: str, error: Any) -> None:
         said = error if isinstance(error, dict) else {}
@@ -150,7 +152,7 @@ class WorkerProcess:
     def failed(self, what: str) -> EnvFailed:
         """End the worker for what it did; returns the error to raise."""
         self._drain()
-        self._kill()
+        self.kill()
         said = self._heard.decode(errors="replace").strip()
         if said:
             log.warning("what the worker of env %r printed last:\n%s", self.name, said)
@@ -159,15 +161,24 @@ class WorkerProcess:
 
     def _ending(self) -> str:
         """How the process ended whose socket has ended."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)
-        code = self._process.returncode
-        if code is None:
+        ended = self._ended(_ENDING_S)
+        if ended is None:
             return "its connection was lost"
-        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        by_signal = ended.si_code != os.CLD_EXITED
+        return f"signal {signal.Signals(ended.si_status).name}" if by_signal else f"exit code {ended.si_status}"
 
-    def _kill(self) -> None:
-        self._end()
+    def _ended(self, limit_s: float) -> os.waitid_result | None:
+        """How the process ended, which may take ``limit_s``; None: it has not. It is not reaped: until its group is
+        killed the group's number must not become another's."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            try:
+                ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+            except ChildProcessError:  # this program lets the system reap what it starts
+                return None
+            if ended is not None or time.monotonic() > deadline:
+                return ended
+            time.sleep(_POLL_S)
 
     # The wire; what the worker prints is taken beside it, so that a full pipe never stops it.
 
@@ -226,12 +237,12 @@ class WorkerProcess:
 
 
 def _end(owner: int, process: subprocess.Popen[bytes], link: socket.socket, printed: IO[bytes]) -> None:
-    """Kill the process and its group where they still run, and wait for it, so that no zombie is left."""
+    """Kill the process and its group, of which some may run although it has ended, and wait for it, so that no zombie
+    is left."""
     if os.getpid() != owner:
         return  # a fork of who started it
-    if process.poll() is None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # before it is reaped: its number is the group's as long
     process.wait()
     link.close()
     printed.close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import os
 import select
+import signal
 import socket
 import sys
 import threading
@@ -42,11 +43,14 @@ def main(fd: int) -> None:
 
 
 def _end_with(fd: int) -> None:
-    """End this process when the other side is gone, whatever the simulator is at: nobody would end it otherwise."""
+    """End this process, and what it has started, when the other side is gone, whatever the simulator is at: nobody
+    would otherwise."""
     watch = select.poll()
     watch.register(fd, select.POLLRDHUP)
     while not watch.poll():
         pass
+    if os.getpgrp() == os.getpid():  # as it is started: the group is its own
+        os.killpg(0, signal.SIGKILL)
     os._exit(0)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 _ENV = '''
-import os, signal, sys, time
+import os, signal, subprocess, sys, time
 import numpy as np
 from omni_loop.env import BaseEnv, EnvStep
 from omni_loop.types import ArraySpec
@@ -52,6 +52,10 @@ class Bad(BaseEnv):
 
     def hang(self):
         time.sleep(600)
+
+    def child(self):
+        """Its place is that of a process it started, which would outlive it."""
+        self.place = float(subprocess.Popen(["sleep", "600"]).pid)
 
     def raise_(self):
         raise ValueError("the simulation is unstable")

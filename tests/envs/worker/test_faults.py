@@ -127,10 +127,36 @@ class TestSimulators:
         )
         done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=60)
         assert done.returncode == -signal.SIGKILL
-        pid, deadline = int(done.stdout), time.monotonic() + 20
-        while _runs(pid) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert not _runs(pid)
+        assert _ends(int(done.stdout))
+
+    @pytest.mark.parametrize("end", ["crash", "close"])
+    def test_what_it_started_ends_with_it(self, end: str) -> None:
+        env = bad("child")
+        child = self.child(env)
+        assert _runs(child)
+        if end == "crash":
+            os.kill(env.pid, signal.SIGKILL)
+            with pytest.raises(EnvFailed, match="SIGKILL"):
+                env.step(GO)
+        env.close()
+        assert gone(env.pid)
+        assert _ends(child)
+
+    def test_what_it_started_ends_with_who_started_it(self) -> None:
+        code = (
+            "import os, signal\nimport numpy as np\nfrom omni_loop_envs.worker.registered import worker\n"
+            "env = worker('bad', {'at': 0, 'what': 'child'})\nenv.reset(7)\n"
+            "child = env.step(np.zeros(1, np.float32)).arrays['place'].item()\n"
+            "print(env.pid, int(child), flush=True)\nos.kill(os.getpid(), 9)\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=60)
+        assert done.returncode == -signal.SIGKILL
+        assert all(_ends(int(pid)) for pid in done.stdout.split())
+
+    def child(self, env: WorkerEnv) -> int:
+        """The process that the env ``child`` started."""
+        two_steps(env)
+        return int(env.step(GO).arrays["place"].item())
 
     def test_it_leads_a_group_of_its_own(self) -> None:
         env = bad("exit")
@@ -171,6 +197,14 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def _ends(pid: int) -> bool:
+    """Whether it is over before long."""
+    deadline = time.monotonic() + 20
+    while _runs(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not _runs(pid)
 
 
 HELLO = 'import json\nspec = {"name": "x", "observations": [], "action": {"name": "action", "dtype": "float32", '
