@@ -60,7 +60,11 @@ class Lesson:
 class Lessons:
     """Draws ``texts`` instructions a step, the part ``hold_share`` of them wrong ones, and for each of them rows whose
     tasks ``task int64[rows]`` (indices of ``tasks``) are right or wrong for it. Few instructions for many rows: reading
-    an instruction costs as much as several rows."""
+    an instruction costs as much as several rows.
+
+    Raises:
+        ConfigError: of a task there is no row.
+    """
 
     def __init__(self, tasks: Sequence[str], task: NDArray[np.int64], texts_per_step: int, hold_share: float) -> None:
         words = Vocabulary(vocabulary())
@@ -71,6 +75,8 @@ class Lessons:
         self._pools = [pool(TASKS[name].patterns) for name in tasks]
         self._others = pool(OTHER)
         self._rows = [np.flatnonzero(task == i) for i in range(len(tasks))]
+        if empty := [name for name, rows in zip(tasks, self._rows, strict=True) if not len(rows)]:
+            raise ConfigError(f"no demonstration of {', '.join(empty)} succeeded: there is nothing to learn it from")
         known = [TASKS[name] for name in tasks]
         self._elsewhere = [[j for j, there in enumerate(known) if there.scene != told.scene] for told in known]
         here = {(i, j) for i, told in enumerate(known) for j, there in enumerate(known) if told.scene == there.scene}
@@ -99,8 +105,8 @@ class Lessons:
         return self._pools[i][rng.integers(0, len(self._pools[i]))], [i]
 
     def _wrong(self, rng: np.random.Generator) -> tuple[NDArray[np.int64], list[int]]:
-        """As often what none of the tasks is as what another scene's is. Before that, where there is such a thing, a
-        third: what a task of the same scene asks for, and cannot be done there. Only the goal's place tells them apart."""
+        """A third, where there is such a thing: what a task of the same scene asks for and cannot be done there, which
+        the goal's place alone says. Of the rest as often what none of the tasks is as what another scene's is."""
         if self._impossible and rng.random() < 1 / 3:
             told, there = self._impossible[rng.integers(0, len(self._impossible))]
             return self._right(told, rng)[0], [there]

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from pydantic import model_validator
 from torch import Tensor
 
 from omni_loop.training.demos import Demos
@@ -38,6 +39,12 @@ class InstructedRecipe(Recipe):
     warmup: int = 200
     weight_decay: float = 1e-4
     ema: float = 0.999
+
+    @model_validator(mode="after")
+    def _rows_for_every_text(self) -> InstructedRecipe:
+        if self.batch < self.texts:
+            raise ValueError(f"batch: {self.batch} rows are less than one for each of {self.texts} texts")
+        return self
 
 
 def train(recipe: InstructedRecipe, context: TrainContext) -> Trained:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from omni_loop.config import validate
 from omni_loop.errors import ConfigError, UnknownName
 from omni_loop.training.checkpoint import save
 from omni_loop.training.demos import Demos
@@ -155,6 +156,16 @@ def test_what_cannot_be_done_where_the_goal_lies_is_held_too() -> None:
             if {*text} & puck and {*text} & (pushing | lifting):
                 seen |= {("push" if {*text} & pushing else "lift", tasks[i]) for i in there}
     assert seen == {("push", "reach-v3"), ("push", "pick-place-v3"), ("lift", "push-v3")}
+
+
+def test_a_task_without_a_successful_demonstration_is_named() -> None:
+    with pytest.raises(ConfigError, match="no demonstration of pick-place-v3 succeeded"):
+        Lessons(TASKS, np.array([0, 0, 2, 2]), 12, 0.25)
+
+
+def test_every_text_needs_a_row() -> None:
+    with pytest.raises(ConfigError, match="batch: 8 rows are less than one for each of 12 texts"):
+        validate(InstructedRecipe, {"demos": "metaworld", "steps": 1, "batch": 8, "lr": 0.001, "texts": 12}, "mine")
 
 
 def test_demonstrations_that_do_not_say_their_task_are_refused(tmp_path: Path) -> None:
