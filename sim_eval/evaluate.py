@@ -96,8 +96,10 @@ def finish(done: Evaluated, console: Console, other: Other | None = None) -> Non
     console.print(table(numbers))
     if run.suite.mode == "live":
         console.print(_live(run), markup=False, highlight=False)
-    if seen.missing:
-        console.print(f"no videos: {seen.missing}", markup=False)
+    if seen.finding:
+        console.print(seen.finding, style="yellow", markup=False, highlight=False)
+    for said in seen.missing:
+        console.print(said, markup=False)
     console.print(f"report: {done.page}", markup=False, soft_wrap=True)
     if done.broken:
         console.print(f"[red]{done.broken} of {numbers['episodes']} episodes broke; the report says why[/]")

@@ -36,13 +36,16 @@ def replay(env: Env, result: EpisodeResult, frame_key: str | None = None) -> Rep
     """Step through ``result`` again and keep its frames.
 
     Raises:
-        ReplayMismatch: another outcome or score than was recorded.
+        ReplayMismatch: another outcome or score than was recorded, or an end before the last action.
     """
     keys = (frame_key,) if frame_key else ()
     seen = [env.reset(result.seed, keys)]
     views, scores, success = [env.render()], [0.0], False
-    for action in result.actions:
+    for i, action in enumerate(result.actions, 1):
         step = env.step(action, keys)
+        if (step.success or step.done) and i < len(result.actions):
+            text = f"seed {result.seed} ended at step {i} with success={step.success} when replayed"
+            raise ReplayMismatch(f"{text}; recorded were {len(result.actions)} steps")
         seen.append(dict(step.arrays))
         views.append(env.render())
         scores.append(float(step.info[env.score]) if env.score else 0.0)

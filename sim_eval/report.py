@@ -108,6 +108,7 @@ def render(
             for c in media.comparisons
         ],
         missing=media.missing,
+        finding=media.finding,
         comparison=comparison,
         difference=None if comparison is None else of(comparison[1]),
     )
