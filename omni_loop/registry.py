@@ -144,7 +144,11 @@ def missing_extra(error: ModuleNotFoundError, needed_by: str = "") -> MissingExt
         raise error
     package = _PACKAGES.get(module, module)
     extra = extra_of(package)
-    how = f"install omni-loop[{extra}], or in a clone: uv sync --extra {extra}" if extra else f"install {package}"
+    how = (
+        f"install omni-loop[{extra}], or in a clone: uv sync --inexact --extra {extra}"
+        if extra
+        else f"install {package}"
+    )
     return MissingExtra(f"{needed_by}needs the package {package}, which is not installed: {how}")
 
 

@@ -153,7 +153,7 @@ def test_a_missing_extra_is_named(run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "omni_loop.cli.app", raising=False)
     ran = run("--help")
     assert ran.code == 2
-    how = "install omni-loop[serve], or in a clone: uv sync --extra serve"
+    how = "install omni-loop[serve], or in a clone: uv sync --inexact --extra serve"
     assert ran.err == f"error: needs the package typer, which is not installed: {how}\n"
 
 
