@@ -11,6 +11,7 @@ import json
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -92,9 +93,9 @@ def _message(header: bytes, body: bytearray) -> Message:
     at = 0
     for entry in listed:
         name, dtype, shape = _entry(entry)
-        size = dtype.itemsize
-        for length in shape:
-            size *= length
+        size = dtype.itemsize * prod(shape)
+        if dtype.itemsize * prod(filter(None, shape)) > MAX_BODY:  # numpy overflows, also where one length is zero
+            raise WireError(f"array {name[:64]!r} has a shape that is none")
         if size > len(body) - at or name in arrays:
             raise WireError(f"array {name[:64]!r} is there twice, or longer than its bytes")
         count = size // dtype.itemsize
