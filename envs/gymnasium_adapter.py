@@ -15,11 +15,12 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_loop.env import BaseEnv, EnvStep
+from omni_loop.env import BaseEnv, EnvStep, versions_of
 from omni_loop.errors import ConfigError, nearest
 from omni_loop.types import Array, ArraySpec
 
 RENDER = "render()"  # source of an array that is the environment's rendered frame
+_ENGINES = frozenset({"mujoco", "dm_control", "pymunk", "Box2D"})  # modules of what simulators compute with
 _SOURCE = re.compile(r"(?P<path>.*?)(?:\[(?P<first>\d*):(?P<last>\d*)\])?", re.DOTALL)
 
 
@@ -66,6 +67,10 @@ class GymnasiumEnv(BaseEnv):
             raise ConfigError(f"env {name!r}: control_hz is unknown; name it")
         self._observation: Any = None
 
+    @property
+    def versions(self) -> Mapping[str, str]:
+        return versions_of([*self.packages, *modules_of(self._env)])
+
     def _reset(self, seed: int) -> None:
         self._observation, _ = self._env.reset(seed=seed)
 
@@ -98,6 +103,17 @@ class GymnasiumEnv(BaseEnv):
 
     def _close(self) -> None:
         self._env.close()
+
+
+def modules_of(env: gymnasium.Env[Any, Any]) -> list[str]:
+    """Modules that decide what happens in ``env``: the one that it is of, and the engines that it holds parts of."""
+    inner = env.unwrapped
+    held = {_module(value) for value in getattr(inner, "__dict__", {}).values()}
+    return [_module(inner), *sorted(held & _ENGINES)]
+
+
+def _module(value: Any) -> str:
+    return type(value).__module__.partition(".")[0]
 
 
 def rendered(name: str, env: gymnasium.Env[Any, Any]) -> NDArray[np.uint8]:

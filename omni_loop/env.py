@@ -8,8 +8,9 @@ the checks on actions, the step limit. Observation arrays are made on demand: ``
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib import metadata
 from typing import Any, Protocol
 
 import numpy as np
@@ -90,6 +91,21 @@ class Expert(Protocol):
         """The action for the env's present state: ``float32[action_dim]`` within the bounds."""
 
 
+def versions_of(packages: Iterable[str]) -> dict[str, str]:
+    """What is installed of ``packages``, which are called by their own name or by that of a module of theirs: versions
+    by name. A module that nobody packaged has none."""
+    owners: Mapping[str, list[str]] | None = None
+    found: dict[str, str] = {}
+    for package in packages:
+        try:
+            names = [metadata.distribution(package).name]
+        except metadata.PackageNotFoundError:
+            owners = metadata.packages_distributions() if owners is None else owners  # it reads all there is
+            names = owners.get(package, [])
+        found |= {name: metadata.version(name) for name in names}
+    return found
+
+
 def check_action(spec: ArraySpec, action: Any) -> NDArray[np.float32]:
     """``action`` as ``float32[action_dim]`` within the spec's bounds, or :class:`TensorError`."""
     try:
@@ -114,6 +130,7 @@ class BaseEnv(ABC):
     action: ArraySpec
     control_hz: float
     score: str | None = None
+    packages: tuple[str, ...] = ()  # that decide what happens in an episode, besides this project's own
 
     def __init__(self, max_steps: int) -> None:
         if max_steps < 1:
@@ -138,6 +155,12 @@ class BaseEnv(ABC):
 
     def _close(self) -> None:
         return None
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Of the packages that decide what happens in an episode, by name; results of two versions are not of one
+        run."""
+        return versions_of(self.packages)
 
     def hold(self) -> NDArray[np.float32]:
         """The action that does least in the present state, ``float32[action_dim]``: zero, or the middle of bounds that

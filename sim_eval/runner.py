@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from .results import EpisodeResult, Outcome
 from .shards import Died, Ready, Shard
 from .store import Store, load, spec_to_json
 from .suite import EvalSuite
-from .versions import env_version
+from .versions import env_version, simulator
 from .worker import lost
 
 BROKEN = (Outcome.ERROR, Outcome.TIMEOUT)  # no result of the policy: run again when a run is resumed
@@ -47,12 +47,13 @@ class Run:
 @dataclass(frozen=True, slots=True)
 class Found:
     """What a preflight learnt: the pipeline's spec, what the env calls its score, and the revisions of both.
-    ``policy`` is None where nobody asked."""
+    ``policy`` is None where nobody asked; ``simulators``: versions of the packages that the tasks' envs name."""
 
     spec: SessionSpec
     score: str | None
     env: str
     policy: str | None = None
+    simulators: Mapping[str, str] = field(default_factory=dict)
 
 
 def preflight(suite: EvalSuite, connect: Connect, ask_revision: bool = False) -> Found:
@@ -65,6 +66,7 @@ def preflight(suite: EvalSuite, connect: Connect, ask_revision: bool = False) ->
     """
     client = connect()
     found: Found | None = None
+    simulators: dict[str, str] = {}
     try:
         for task in suite.task_names:
             env = suite.make_env(task)
@@ -79,6 +81,7 @@ def preflight(suite: EvalSuite, connect: Connect, ask_revision: bool = False) ->
                 )
                 try:
                     check_match(suite, env, session.spec)
+                    simulators |= simulator(env)
                     if found is None:
                         policy = _revision(suite, env, session) if ask_revision else None
                         found = Found(session.spec, env.score, env_version(env), policy)
@@ -89,7 +92,7 @@ def preflight(suite: EvalSuite, connect: Connect, ask_revision: bool = False) ->
     finally:
         client.close()
     assert found is not None  # there is always a task
-    return found
+    return replace(found, simulators=simulators)
 
 
 def _revision(suite: EvalSuite, env: Env, session: LoopSession) -> str | None:
@@ -140,6 +143,7 @@ def _run(
     if store is not None:
         serves = getattr(connect, "serves", "") or None
         versions = {"spec": found.spec.digest, "env": found.env, "policy": found.policy, "deployment": serves}
+        versions |= found.simulators
         head = {"suite": suite.model_dump(mode="json"), "spec": spec_to_json(found.spec), "score": found.score}
         store.begin(suite, versions, head)
         wanted = {(task, i) for task in suite.task_names for i in range(suite.episodes)}

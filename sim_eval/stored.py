@@ -12,6 +12,7 @@ from omni_loop.errors import ConfigError
 
 from . import rows as rows_
 from .rows import Row, by_task
+from .versions import OF
 
 _SAME = ("env", "env_options", "action_repeat")  # of a suite: what makes an episode of a seed the same episode
 
@@ -57,6 +58,7 @@ def world(env: str, tasks: Iterable[str], said: Mapping[str, Any]) -> dict[str, 
     """What of the env the outcomes of ``tasks`` depend on besides their seeds, by name; ``said``: of a suite, by dotted
     name (:func:`.store.fingerprint`)."""
     found = {name: said[f"suite.{name}"] for name in _SAME if f"suite.{name}" in said}
+    found |= {f"version of {name.removeprefix(OF)}": said[name] for name in sorted(said) if name.startswith(OF)}
     for task in tasks:
         own = said.get(f"suite.tasks.{task}")
         if isinstance(own, Mapping):

@@ -56,6 +56,7 @@ class AlohaTransferCube(BaseEnv):
     """
 
     name = "aloha"
+    packages = ("gym-aloha", "dm_control", "mujoco")
     control_hz = 50.0
     action = ArraySpec(
         "action", "float32", (JOINTS,), unit="rad", low=-np.pi, high=np.pi,

@@ -55,6 +55,7 @@ class FetchEnv(BaseEnv):
     :class:`MissingExtra` where there is neither. Whoever never looks needs none.
     """
 
+    packages = ("gymnasium-robotics", "mujoco")
     control_hz = 25.0
     action = ArraySpec(
         "action", "float32", (4,), low=-1, high=1,

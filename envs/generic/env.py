@@ -36,6 +36,7 @@ class Generic(GymnasiumEnv):
         try:
             self._to_env: Rescale | None
             action, self._to_env = action_of(said.id, said.action, env.action_space)
+            self.packages = tuple(module.partition(".")[0] for module in said.imports)
             super().__init__(
                 env,
                 name=said.id,

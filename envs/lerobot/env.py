@@ -16,6 +16,7 @@ from omni_loop.env import BaseEnv, EnvStep
 from omni_loop.errors import ConfigError, Unsupported, nearest
 from omni_loop.types import Array, ArraySpec
 
+from ..gymnasium_adapter import modules_of
 from .config import build, configure
 from .observations import naming, specs
 from .sims import sim_of
@@ -56,6 +57,7 @@ class LeRobotEnv(BaseEnv):
         self.name, self.kind, self.control_hz = f"lerobot/{type}", type, float(config.fps)
         self._env, self._vector, self._after = built.env, built.vector, built.postprocess
         self._sim = sim_of(type, built.env.unwrapped)
+        self.packages = ("lerobot", *modules_of(built.env), *self._sim.packages)
         self._name = naming(built.preprocess)
         self._success_key, self.score = success_key, self._sim.score
         # The space is asked before anything is drawn on demand; it has all keys.

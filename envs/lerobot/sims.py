@@ -15,6 +15,7 @@ import numpy as np
 class Sim:
     """Any simulator: LeRobot's own ``reset(seed=...)``, its frames at every step, the bounds of its action space."""
 
+    packages: tuple[str, ...] = ()  # that decide what happens, besides LeRobot and what it makes
     score: str | None = None  # entry of info that says how near success is
     bounds: tuple[float, float] | None = None  # of actions, where the action space says others than a policy may use
 
@@ -30,6 +31,7 @@ class Sim:
 
 
 class PushT(Sim):
+    packages = ("pymunk", "shapely")
     score = "coverage"
 
     def __init__(self, sim: Any) -> None:
@@ -47,6 +49,7 @@ class PushT(Sim):
 class Aloha(Sim):
     """Its action space says -1..1, which joints in radians leave; LeRobot does not clip, and neither may we."""
 
+    packages = ("dm_control", "mujoco")
     bounds = (-3.15, 3.15)  # rad: the widest joint's range; grippers are 0..1
 
     def __init__(self, sim: Any) -> None:
@@ -65,6 +68,8 @@ class Aloha(Sim):
 class MetaWorld(Sim):
     """LeRobot's adapter begins another episode within the step that succeeds: its state would be that one's."""
 
+    packages = ("metaworld", "mujoco")
+
     def __init__(self, sim: Any) -> None:
         super().__init__(sim)
         reset = sim.reset
@@ -82,6 +87,8 @@ class MetaWorld(Sim):
 class Libero(Sim):
     """LeRobot counts initial states on from episode to episode, so that one depends on how many were before it: here
     the seed chooses."""
+
+    packages = ("libero", "robosuite", "mujoco")
 
     def before_reset(self, seed: int) -> None:
         self.sim.init_state_id = seed

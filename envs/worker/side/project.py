@@ -26,6 +26,7 @@ class Project:
             made.max_steps,
             made.score,
             getattr(made, "instruction", ""),
+            dict(getattr(made, "versions", {})),
         )
 
     def reset(self, seed: int, keys: tuple[str, ...]) -> dict[str, Array]:
