@@ -30,14 +30,19 @@ from .api import Connect, LoopClient
 from .suite import EvalSuite
 
 KINDS = ("random", "hold", "expert")
+_SAID = {
+    "random": "with actions drawn at random: what a policy must beat",
+    "hold": "holding still: what a policy must beat",
+    "expert": "by an expert that reads the simulator's own state: what can be reached",
+}
 _STREAM = 11  # of a seed's random numbers, so that no env draws the same
 
 Act = Callable[[int], NDArray[np.float32]]  # a control step -> its action, float32[action_dim]
 
 
 def bounded(suite: EvalSuite, kind: str) -> EvalSuite:
-    """The suite as a bound runs it, under a name of its own: one action at a time, no predicted frames, and observed by
-    the smallest of the env's arrays, since nobody looks and an image would have to be rendered."""
+    """The suite as a bound runs it, with a name and a description of its own: one action at a time, no predicted frames,
+    and observed by the smallest of the env's arrays, since nobody looks and an image would have to be rendered."""
     _check(kind)
     env = suite.make_env()
     try:
@@ -45,9 +50,14 @@ def bounded(suite: EvalSuite, kind: str) -> EvalSuite:
     finally:
         env.close()
     return suite.changed(
-        name=f"{suite.name}-{kind}", pipeline=kind, deployment="", keys=[smallest.name], state_keys=[], options={},
-        execution_horizon=1, predictions={"episodes": 0},
+        name=f"{suite.name}-{kind}", description=f"{suite.name} {_SAID[kind]}", pipeline=kind, deployment="",
+        keys=[smallest.name], state_keys=[], options={}, execution_horizon=1, predictions={"episodes": 0},
     )  # fmt: skip
+
+
+def is_bound(suite: EvalSuite) -> bool:
+    """Whether :func:`bounded` made it: what acts looks at nothing it is sent."""
+    return suite.pipeline in KINDS and not suite.deployment
 
 
 def connect(kind: str, suite: EvalSuite) -> Connect:

@@ -9,6 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from . import chart, pages
+from .bounds import is_bound
 from .difference import of
 from .media import Media
 from .pages import data_uri as data_uri
@@ -89,6 +90,7 @@ def render(
     return pages.render(
         "report.html",
         suite=run.suite,
+        bound=is_bound(run.suite),
         spec=run.spec,
         s=summary,
         score=run.score,

@@ -34,6 +34,8 @@ def summarise(run: Run) -> dict[str, Any]:
         "pipeline": suite.pipeline,
         "observation_keys": list(suite.keys),
         "state_given": suite.gives_state,
+        "delay_steps": suite.delay_steps,
+        "action_repeat": suite.action_repeat,
         "first_seed": suite.first_seed,
         "seeds_unseen": suite.unseen,
         "episodes": n,

@@ -61,6 +61,22 @@ def test_no_image_is_rendered_for_who_does_not_look() -> None:
     assert suite.execution_horizon == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("random", "pusht-image with actions drawn at random: what a policy must beat"),
+        ("hold", "pusht-image holding still: what a policy must beat"),
+        ("expert", "pusht-image by an expert that reads the simulator's own state: what can be reached"),
+    ],
+)
+def test_a_bound_does_not_say_what_the_policy_s_suite_says_of_itself(kind: str, says: str) -> None:
+    suite = load_suite("pusht-image")
+    assert "image and" in suite.description
+    made = bounds.bounded(suite, kind)
+    assert made.description == says
+    assert (bounds.is_bound(made), bounds.is_bound(suite)) == (True, False)
+
+
 def test_how_to_connect_can_be_sent_to_another_process() -> None:
     suite = fetch("hold")
     connect = pickle.loads(pickle.dumps(bounds.connect("hold", suite)))
