@@ -42,7 +42,7 @@ Act = Callable[[int], NDArray[np.float32]]  # a control step -> its action, floa
 
 def bounded(suite: EvalSuite, kind: str) -> EvalSuite:
     """The suite as a bound runs it, with a name and a description of its own: one action at a time, no predicted
-    frames, and observed by the smallest of the env's arrays, since nobody looks and an image would have to be rendered."""
+    frames, and observed by the smallest of the env's arrays, since nobody looks and an image would have to be drawn."""
     _check(kind)
     env = suite.make_env()
     try:
