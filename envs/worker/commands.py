@@ -29,8 +29,9 @@ def list_command() -> None:
     """List them: what they are, and whether they are installed."""
     table = Table("env", "state", "what", box=None, pad_edge=False)
     for name, entry in ENVIRONMENTS.items():
-        colour = {State.INSTALLED: "green", State.OUTDATED: "yellow"}.get(entry.state, "dim")
-        table.add_row(name, f"[{colour}]{entry.state}[/]", escape(entry.about))
+        state = entry.state
+        colour = {State.INSTALLED: "green", State.MISSING: "dim"}.get(state, "yellow")
+        table.add_row(name, f"[{colour}]{state}[/]", escape(entry.about))
     console = Console()
     console.print(table)
     console.print(f"in {environments.cache()}", markup=False, highlight=False, soft_wrap=True)

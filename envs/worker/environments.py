@@ -30,8 +30,18 @@ Say = Callable[[str], None]
 
 class State(StrEnum):
     MISSING = "not installed"
-    OUTDATED = "outdated"  # made for other requirements, or not finished
+    UNFINISHED = "unfinished"
+    OUTDATED = "outdated"
+    BROKEN = "broken"
     INSTALLED = "installed"
+
+
+_WHY_NOT = {
+    State.MISSING: "is not installed",
+    State.UNFINISHED: "was not finished",
+    State.OUTDATED: "was made for other requirements",
+    State.BROKEN: "has lost its interpreter",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +76,10 @@ class Environment:
         try:
             mark = json.loads((self.folder / _MARK).read_text(encoding="utf-8"))
         except (OSError, ValueError):
+            return State.UNFINISHED
+        if not isinstance(mark, dict) or mark.get("requirements") != self.digest:
             return State.OUTDATED
-        good = isinstance(mark, dict) and mark.get("requirements") == self.digest and self.interpreter.exists()
-        return State.INSTALLED if good else State.OUTDATED
+        return State.INSTALLED if self.interpreter.exists() else State.BROKEN
 
 
 ENVIRONMENTS: Mapping[str, Environment] = {
@@ -99,14 +110,13 @@ def command(name: str) -> tuple[str, ...]:
     """What starts a worker in the environment of ``name``: in isolation, so that nothing of ours is imported there.
 
     Raises:
-        MissingExtra: it is not installed, or was for other requirements; the text says how it is.
+        MissingExtra: it is not installed, or not as this version needs it; the text says how it is.
     """
     environment = find(name)
-    if environment.state is not State.INSTALLED:
-        what = "is not installed" if environment.state is State.MISSING else "was made for other requirements"
-        raise MissingExtra(
-            f"env {name!r} runs in a Python environment of its own, which {what}: omni-loop envs install {name}"
-        )
+    state = environment.state
+    if state is not State.INSTALLED:
+        why = f"env {name!r} runs in a Python environment of its own, which {_WHY_NOT[state]}"
+        raise MissingExtra(f"{why}: omni-loop envs install {name}")
     return (str(environment.interpreter), "-I", str(SIDE))
 
 

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
-from omni_loop.errors import EnvFailed, InvalidInput, OmniLoopError, Unsupported, rebuild
+from omni_loop.errors import ConfigError, EnvFailed, InvalidInput, OmniLoopError, Unsupported, rebuild
 from omni_loop.types import Array
 
 from .side.wire import Message, VersionError, WireError, pack, read
@@ -28,9 +28,8 @@ from .side.wire import Message, VersionError, WireError, pack, read
 log = logging.getLogger(__name__)
 
 _TAIL = 4096  # bytes kept of what a worker prints
-_CLOSE_S = 10.0
-_ENDING_S = 1.0  # for a process to be over whose socket is
-_POLL_S = 0.005
+_CLOSE_S, _ENDING_S = 10.0, 1.0  # for a process to end that was asked to, and for one whose socket has ended
+_LONGEST_S = 86_400  # of a wait; the system's own ends at 24 days
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +38,11 @@ class Limits:
 
     start: float = 300.0
     answer: float = 120.0
+
+    def __post_init__(self) -> None:
+        for name, value in (("start_s", self.start), ("answer_s", self.answer)):
+            if not 0 < value <= _LONGEST_S:
+                raise ConfigError(f"{name} is {value:g}, wanted more than 0 and at most {_LONGEST_S} s")
 
 
 class _Gone(Exception):
@@ -171,14 +175,13 @@ class WorkerProcess:
         """How the process ended, which may take ``limit_s``; None: it has not. It is not reaped: until its group is
         killed the group's number must not become another's."""
         deadline = time.monotonic() + limit_s
-        while True:
-            try:
-                ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-            except ChildProcessError:  # this program lets the system reap what it starts
-                return None
-            if ended is not None or time.monotonic() > deadline:
-                return ended
-            time.sleep(_POLL_S)
+        with suppress(ChildProcessError):  # where this program lets the system reap what it starts
+            while (ended := os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)) is None:
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(0.005)
+            return ended
+        return None
 
     # The wire; what the worker prints is taken beside it, so that a full pipe never stops it.
 
@@ -237,8 +240,7 @@ class WorkerProcess:
 
 
 def _end(owner: int, process: subprocess.Popen[bytes], link: socket.socket, printed: IO[bytes]) -> None:
-    """Kill the process and its group, of which some may run although it has ended, and wait for it, so that no zombie
-    is left."""
+    """Kill the process and its group, which may outlive it, and wait for it, so that no zombie is left."""
     if os.getpid() != owner:
         return  # a fork of who started it
     with suppress(ProcessLookupError):

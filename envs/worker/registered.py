@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from omni_loop.errors import ConfigError
 from omni_loop_envs import headless
 
 from .env import WorkerEnv
@@ -26,8 +27,11 @@ def worker(
 
     ``start_s`` and ``answer_s``: longest time, in seconds, for being made and for any request after that.
     """
+    given = {} if env_options is None else env_options
+    if not isinstance(given, Mapping):
+        raise _wrong("env_options", "worker", given, "a mapping")
     own = {} if max_steps is None else {"max_steps": max_steps}
-    options = {"env": env, "options": {**(env_options or {}), **own}}
+    options = {"env": env, "options": {**given, **own}}
     return WorkerEnv(env, "project", options, limits=Limits(start_s, answer_s))
 
 
@@ -79,11 +83,17 @@ def libero(
     Raises:
         MissingExtra: its environment is not installed, or ``images`` are wanted where nothing can draw.
     """
+    if type(task) not in (str, int):
+        raise _wrong("task", "libero", task, "a number or a name")
     options = {
         "suite": suite, "task": task, "images": images, "size": size, "frames": frames,
         "instruction": instruction, "settle_steps": settle_steps, "max_steps": max_steps,
     }  # fmt: skip
     return _simulator("libero", options, images, Limits(start_s, answer_s))
+
+
+def _wrong(option: str, env: str, value: Any, wanted: str) -> ConfigError:
+    return ConfigError(f"option {option!r} of {env!r} is {value!r:.64} ({type(value).__name__}); it must be {wanted}")
 
 
 def _simulator(name: str, options: Mapping[str, Any], images: bool, limits: Limits) -> WorkerEnv:

@@ -92,7 +92,9 @@ def test_one_that_was_not_finished_does_not_count(tiny: Environment, monkeypatch
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(ConfigError, match="pip install failed with exit code"):
         environments.install("tiny", say=lambda text: None)
-    assert is_now(tiny, State.OUTDATED)
+    assert is_now(tiny, State.UNFINISHED)
+    with pytest.raises(MissingExtra, match="which was not finished: omni-loop envs install tiny"):
+        environments.command("tiny")
 
 
 def test_without_uv_it_is_venv_and_pip(tiny: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,9 +126,18 @@ def test_a_python_without_wheels_is_refused(tiny: Environment, monkeypatch: pyte
 
 def test_a_mark_that_is_none_does_not_count(tiny: Environment) -> None:
     tiny.folder.mkdir(parents=True)
-    for text in ("", "[]", json.dumps({"requirements": tiny.digest})):
+    for text, state in (("", State.UNFINISHED), ("[]", State.OUTDATED), ("{}", State.OUTDATED)):
         (tiny.folder / "omni-loop.json").write_text(text, encoding="utf-8")
-        assert is_now(tiny, State.OUTDATED)
+        assert is_now(tiny, state)
+
+
+def test_one_whose_interpreter_is_gone_says_so(tiny: Environment) -> None:
+    tiny.folder.mkdir(parents=True)
+    mark = json.dumps({"requirements": tiny.digest})
+    (tiny.folder / "omni-loop.json").write_text(mark, encoding="utf-8")
+    assert is_now(tiny, State.BROKEN)
+    with pytest.raises(MissingExtra, match="which has lost its interpreter: omni-loop envs install tiny"):
+        environments.command("tiny")
 
 
 def test_an_unknown_one_is_named() -> None:

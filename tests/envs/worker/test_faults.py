@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -182,10 +183,11 @@ class TestSimulators:
             ("bad", {"at": 1}, ConfigError, "needs the option 'what'"),
             ("bad", {"at": 1, "what": "exit", "wat": 1}, ConfigError, "no option 'wat'.*'what'"),
             ("bad", {"at": object(), "what": "exit"}, InvalidInput, "JSON"),
+            ("bad", "abc", ConfigError, r"'env_options' of 'worker' is 'abc' \(str\); it must be a mapping"),
         ],
     )
     def test_what_the_worker_refuses_at_the_start_is_the_same_error_here(
-        self, env: str, options: dict[str, object], error: type[Exception], said: str
+        self, env: str, options: Any, error: type[Exception], said: str
     ) -> None:
         with pytest.raises(error, match=said):
             worker(env, options)
