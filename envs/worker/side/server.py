@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from platform import python_version
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -29,7 +29,7 @@ FAILED = "env_failed"  # the reason of whatever the simulator raised by itself
 
 
 def main(fd: int) -> None:
-    """Serve over the socket ``fd``; returns when the other side has closed it, or asked to."""
+    """Serve over the socket ``fd``; returns when the other side asks to, and ends the process when that is gone."""
     link = socket.socket(fileno=fd)
     link.setblocking(True)
     os.set_inheritable(fd, False)
@@ -38,17 +38,23 @@ def main(fd: int) -> None:
     threading.Thread(target=_end_with, args=(fd,), name="lifeline", daemon=True).start()
     try:
         Server(link, ADAPTERS).run()
+    except (EOFError, ConnectionError):
+        _end()
     finally:
         link.close()
 
 
 def _end_with(fd: int) -> None:
-    """End this process, and what it has started, when the other side is gone, whatever the simulator is at: nobody
-    would otherwise."""
+    """End this process when the other side is gone, whatever the simulator is at: nobody would end it otherwise."""
     watch = select.poll()
     watch.register(fd, select.POLLRDHUP)
     while not watch.poll():
         pass
+    _end()
+
+
+def _end() -> NoReturn:
+    """End this process and what it has started."""
     if os.getpgrp() == os.getpid():  # as it is started: the group is its own
         os.killpg(0, signal.SIGKILL)
     os._exit(0)
@@ -84,11 +90,10 @@ class Server:
         self._env: Adapter | None = None
 
     def run(self) -> None:
+        """Returns when it was asked to close. EOFError, ConnectionError: the other side is gone."""
         while True:
             try:
                 request = read(self._take)
-            except EOFError:
-                return
             except WireError as e:  # where the next message begins is not known any more
                 self._answer({"id": -1, "error": _described(WorkerError(f"the request is no message: {e}"))})
                 return

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 _ENV = '''
-import os, signal, subprocess, sys, time
+import os, signal, subprocess, sys, threading, time
 import numpy as np
 from omni_loop.env import BaseEnv, EnvStep
 from omni_loop.types import ArraySpec
+from omni_loop_envs.worker.side import server
 
 
 class Bad(BaseEnv):
@@ -24,8 +25,11 @@ class Bad(BaseEnv):
     action = ArraySpec("action", "float32", (1,), low=-1, high=1)
     observations = (ArraySpec("place", "float32", (1,)),)
 
-    def __init__(self, at: int, what: str):
+    def __init__(self, at: int, what: str, ends: str = ""):
         super().__init__(50)
+        if ends:  # the name of the only thread that may end the worker when its owner is gone
+            end = server._end
+            server._end = lambda: end() if threading.current_thread().name == ends else time.sleep(600)
         self.at, self.what, self.place = at, what, 0.0
 
     def _reset(self, seed):

@@ -143,10 +143,12 @@ class TestSimulators:
         assert gone(env.pid)
         assert _ends(child)
 
-    def test_what_it_started_ends_with_who_started_it(self) -> None:
+    @pytest.mark.parametrize("thread", ["MainThread", "lifeline"])
+    def test_what_it_started_ends_with_who_started_it(self, thread: str) -> None:
+        """Whichever thread of the worker is the first to see it."""
         code = (
             "import os, signal\nimport numpy as np\nfrom omni_loop_envs.worker.registered import worker\n"
-            "env = worker('bad', {'at': 0, 'what': 'child'})\nenv.reset(7)\n"
+            f"env = worker('bad', {{'at': 0, 'what': 'child', 'ends': {thread!r}}})\nenv.reset(7)\n"
             "child = env.step(np.zeros(1, np.float32)).arrays['place'].item()\n"
             "print(env.pid, int(child), flush=True)\nos.kill(os.getpid(), 9)\n"
         )
