@@ -205,7 +205,8 @@ Command = (
 class Done:
     """A command succeeded. For :class:`RunStage`: receipts by output name; ``model_ms`` is the time of the forward
     passes it took part in, whole ones whoever ran beside it, ``queue_ms`` from its turn to the first of them,
-    ``batch`` how many ran in the fullest of them. For :class:`Probe`: ``used``, bytes of sessions' state by device."""
+    ``batch`` how many ran in the fullest of them. For :class:`Probe`: ``used``, bytes of sessions' state by device. Of
+    a runner's start: ``revisions`` of its stages, by full name."""
 
     request: int
     outputs: Mapping[str, Receipt] = field(default_factory=dict)
@@ -213,6 +214,7 @@ class Done:
     queue_ms: float = 0.0
     batch: int = 0
     used: Mapping[str, int] = field(default_factory=dict)
+    revisions: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,10 @@ and nothing that could not be encoded: that would be found only after the commit
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,7 @@ from .prepare import Work
 from .tick import TickRun
 
 _INFINITE = float("inf")
+SEPARATOR = "+"  # in a chunk's revision, between what gave it and the rest of the pipeline
 
 
 def read(spec: SessionSpec, plan: CompiledPlan, run: TickRun, work: Work, so_far: TickResult) -> TickResult:
@@ -27,7 +31,9 @@ def read(spec: SessionSpec, plan: CompiledPlan, run: TickRun, work: Work, so_far
     if final.chunk is not None and run.gave(final.chunk):
         payload = run.output(final.chunk)
         rows = work.count if work.op is Op.PLAN else spec.horizon
-        chunk = joined(read_chunk(payload, spec, seq, work.present, epoch, rows), payload, work.frozen)
+        own = read_chunk(payload, spec, seq, work.present, epoch, rows)
+        own = replace(own, policy_revision=of_all(own.policy_revision, run.revisions))
+        chunk = joined(own, payload, work.frozen)
         summary = read_summary(payload, seq, rows) if work.op is Op.PLAN else None
     if final.frames is not None and run.gave(final.frames):
         first = work.step + (work.op is not Op.RECONDITION)
@@ -50,6 +56,18 @@ def read_chunk(payload: Payload, spec: SessionSpec, seq: int, step: int, epoch: 
     if high is not None and greatest > high:
         raise _bad(f"an action of {greatest:g}{_unit(spec)} is above the spec's {high:g}")
     return ActionChunk(seq, step, actions, epoch, _text(payload, "revision"))
+
+
+@lru_cache(maxsize=64)
+def of_all(own: str, stages: tuple[tuple[str, str], ...]) -> str:
+    """The revision of a chunk: ``own``, which what gave it says, and where other ``stages`` of the pipeline have others
+    a digest of those. A context that was trained anew acts otherwise under the same act head, and what a stage has of
+    others, such as the codec, is in the revision of a stage of its own."""
+    others = [(name, revision) for name, revision in stages if revision not in ("", own)]
+    if not others:
+        return own
+    digest = hashlib.blake2b(json.dumps(others).encode(), digest_size=4).hexdigest()
+    return f"{own}{SEPARATOR}{digest}"
 
 
 def joined(chunk: ActionChunk, payload: Payload, frozen: NDArray[np.float32] | None) -> ActionChunk:

@@ -39,6 +39,12 @@ class Route:
     handles: Mapping[str, RunnerHandle]  # by stage name within the pipeline
     connectors: Mapping[str, str] = field(default_factory=dict)  # by edge name, where the deployment chose one
 
+    @property
+    def revisions(self) -> tuple[tuple[str, str], ...]:
+        """Of all its stages, with their names, in the pipeline's order."""
+        name = self.graph.pipeline.name
+        return tuple((stage, handle.revisions[f"{name}/{stage}"]) for stage, handle in self.handles.items())
+
     def runners(self, stages: Iterable[str] | None = None) -> dict[RunnerHandle, tuple[str, ...]]:
         """Which of ``stages`` (None: all), by full name, each runner has."""
         groups: dict[RunnerHandle, tuple[str, ...]] = {}
@@ -128,6 +134,11 @@ class TickRun:
         if output not in done.outputs:
             raise _missing(stage, output, done)
         return self._route.handles[stage].connector.get(done.outputs[output])
+
+    @property
+    def revisions(self) -> tuple[tuple[str, str], ...]:
+        """As of :class:`Route`."""
+        return self._route.revisions
 
     @property
     def certain(self) -> bool:

@@ -115,7 +115,7 @@ def compare(tick: Tick, now: TickResult, other: str = "") -> Difference:
     was, revision, error = tick.result, None, ""
     chunk = _far(_chunk(was), _chunk(now))
     frames = _far(_frames(was), _frames(now)) if tick.frames_kept else None
-    if was.chunk and now.chunk and was.chunk.policy_revision != now.chunk.policy_revision:
+    if was.chunk and now.chunk and not _same_policy(was.chunk.policy_revision, now.chunk.policy_revision):
         revision = was.chunk.policy_revision, now.chunk.policy_revision
     if (was.frames_error is None) != (now.frames_error is None):
         error = f"frames: {now.frames_error.text}" if now.frames_error else "frames failed when it was recorded"
@@ -124,6 +124,11 @@ def compare(tick: Tick, now: TickResult, other: str = "") -> Difference:
         other = f"answered in epoch {was.epoch}, now in {now.epoch}"
     found = Difference(tick.seq, tick.op, tick.step, chunk, frames, _progress(was, now), revision, error)
     return replace(found, scene=scene, plan=_plan(was.plan, now.plan), other=other)
+
+
+def _same_policy(recorded: str, now: str) -> bool:
+    """Older recordings name the stage alone that gave the chunk, not those behind the ``+``."""
+    return recorded == now or ("+" not in recorded and now.startswith(f"{recorded}+"))
 
 
 _Labelled = tuple[int, NDArray[Any]] | None  # first step and array

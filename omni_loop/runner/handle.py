@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -32,6 +32,10 @@ class RunnerHandle(Protocol):
     @property
     def stages(self) -> frozenset[str]:
         """Full names, ``pipeline/stage``."""
+
+    @property
+    def revisions(self) -> Mapping[str, str]:
+        """Of the stages, by full name; empty before they are built."""
 
     @property
     def connector(self) -> Connector:

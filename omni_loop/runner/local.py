@@ -7,7 +7,7 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 
 from ..connect.base import Connector
@@ -37,6 +37,7 @@ class LocalRunner:
     ) -> None:
         self.name = name
         self.stages = stage_names(stages)
+        self.revisions: Mapping[str, str] = {}
         self.connector: Connector = connector or LocalConnector()
         self._entries = tuple(stages)
         self._settings = settings or RunnerSettings()
@@ -109,6 +110,7 @@ class LocalRunner:
             self._tell(started, e)
             self._tell(ended, None)
             return
+        self.revisions = runner.revisions
         self._tell(started, None)
         try:
             with closing(runner):

@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from multiprocessing.connection import Connection
 
@@ -60,6 +60,7 @@ class ProcessRunner:
     ) -> None:
         self.name = name
         self.stages = stage_names(stages)
+        self.revisions: Mapping[str, str] = {}
         self._entries = [(stage, _factory_name(factory), dict(options)) for stage, factory, options in stages]
         self._settings = settings or RunnerSettings()
         self._stop_s = stop_s
@@ -90,7 +91,7 @@ class ProcessRunner:
         self._link = _Link(self.name, plan, self._heard, self._gone)
         try:
             await self._link.start()
-            await built
+            self.revisions = (await built).revisions
         except BaseException:
             await self.stop()
             raise
@@ -266,7 +267,7 @@ def _child(pipe: Connection, encoded: bytes) -> None:
         except OmniLoopError as e:
             pipe.send_bytes(pack(plan.request, Failed(plan.request, e.code, e.reason, e.retryable, e.text)))
             return
-        pipe.send_bytes(pack(plan.request, Done(plan.request)))
+        pipe.send_bytes(pack(plan.request, Done(plan.request, revisions=runner.revisions)))
         # When the parent dies nobody is left to answer, but what we hold must go.
         with closing(runner), suppress(EOFError, BrokenPipeError):
             _serve(pipe, Batcher(runner))

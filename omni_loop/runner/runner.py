@@ -128,6 +128,11 @@ class Runner:
             Probe: self._payloads.probe,
         }
 
+    @property
+    def revisions(self) -> dict[str, str]:
+        """Of the stages, by full name."""
+        return {name: str(stage.revision) for name, stage in self.stages.items()}
+
     def warm_up(self) -> None:
         """One forward pass of every stage. Raises typed errors as a stage does, others as StageFailed naming it."""
         with torch.no_grad():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +23,8 @@ from omni_loop.stage import Payload
 from omni_loop.types import MAX_COUNT, TickResult
 from omni_loop.wire import codec
 
-from .toy import DIM, HORIZON, Gate, actions, fail_for, infer, predict, recondition, ticks, toy
+from . import toy as toys
+from .toy import DIM, HORIZON, Gate, Script, ToyStage, actions, fail_for, infer, predict, recondition, ticks, toy
 
 
 async def test_an_observation_becomes_a_chunk() -> None:
@@ -39,6 +42,39 @@ async def test_an_observation_becomes_a_chunk() -> None:
         assert result.timings.total_ms >= result.timings.model_ms > 0
         assert result.chunk.timings == result.timings
         assert t.script.count("frames") == 0  # nobody asked
+
+
+@pytest.mark.parametrize("placement", [(("context", "act", "frames"),), (("act",), ("frames", "context"))])
+async def test_a_chunks_revision_is_of_every_stage(
+    monkeypatch: pytest.MonkeyPatch, placement: Sequence[Sequence[str]]
+) -> None:
+    """A context or a world model that was trained anew under the same act head is another policy."""
+
+    factory = toys._factory
+
+    async def revision(**other: str) -> str:
+        def made(name: str, script: Script) -> Callable[..., ToyStage]:
+            stage = factory(name, script)
+            return lambda **options: replace(stage(**options), revision=other.get(name, "toy-1"))
+
+        monkeypatch.setattr(toys, "_factory", made)
+        async with toy(placement=placement) as t:
+            info = await t.core.open("toy")
+            chunk = (await t.core.tick(infer(info, 1))).chunk
+            assert chunk is not None
+            return chunk.policy_revision
+
+    first = await revision()
+    assert first == "toy-1", "what is the same everywhere is said as it is"
+    others = [
+        await revision(context="toy-2"),
+        await revision(frames="toy-2"),
+        await revision(context="toy-2", frames="toy-2"),
+        await revision(context="toy-3"),
+    ]
+    assert len({first, *others}) == 5
+    assert all(re.fullmatch(r"toy-1\+[0-9a-f]{8}", one) for one in others)
+    assert await revision(context="toy-2") == others[0]
 
 
 async def test_executed_actions_come_from_the_last_chunk_or_from_the_client() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ def check(result: TickResult, session: Session, seq: int, step: int) -> None:
     assert actions.shape == (session.spec.horizon, 2) == (16, 2)
     assert np.isfinite(actions).all()
     assert 0 <= actions.min() <= actions.max() <= 512
-    assert len(result.chunk.policy_revision) == 12
+    assert re.fullmatch(r"[0-9a-f]{12}\+[0-9a-f]{8}", result.chunk.policy_revision), "act's, and the other stages'"
     assert result.progress is not None
     assert (result.progress.seq, result.progress.step) == (seq, step)
     assert 0 <= result.progress.progress <= 1

@@ -21,7 +21,7 @@ from omni_loop.record.replay import replay
 from omni_loop.record.table import Tick
 from omni_loop.testing.rows.bed import row
 from omni_loop.testing.rows.toys import DIM, NAME
-from omni_loop.types import FramePrediction, Op, PlanSummary, TickResult
+from omni_loop.types import ActionChunk, FramePrediction, Op, PlanSummary, TickResult
 
 from .served import deployment, registered, served
 
@@ -176,6 +176,22 @@ def test_scenes_and_plans_are_compared() -> None:
     assert (dearer.plan, dearer.exact(), dearer.exact(0.5)) == (0.5, False, True)
     for other in (None, PlanSummary(1, 2.0, 3.0, 8, 1, 4), PlanSummary(1, 2.0, 3.0, 8, 2, 4, out_of_time=True)):
         assert compare(was, made(scene, other)).plan == np.inf
+
+
+@pytest.mark.parametrize(
+    ("recorded", "now", "same"),
+    [
+        ("a+1", "a+1", True), ("a", "a+1", True), ("a+1", "a+2", False), ("a+1", "a", False), ("a", "ab+1", False),
+        ("a", "b+1", False),
+    ],
+)  # fmt: skip
+def test_a_policy_is_another_when_a_stage_is_unless_only_one_was_recorded(recorded: str, now: str, same: bool) -> None:
+    def made(revision: str) -> TickResult:
+        return TickResult(1, 0, ActionChunk(1, 0, np.zeros((2, 1), np.float32), 0, revision))
+
+    found = compare(_tick(made(recorded)), made(now))
+    assert found.revision == (None if same else (recorded, now))
+    assert found.exact() == same
 
 
 def test_what_names_no_episode_is_refused(whole: Path) -> None:

@@ -62,8 +62,10 @@ async def gone(handle: RunnerHandle, command: RunStage | ReleasePayloads) -> Non
 async def session(handle: Handle) -> list[list[float]]:
     """A session with failures in between; the numbers it was answered."""
     assert not handle.alive
+    assert handle.revisions == {}
     await gone(handle, ReleasePayloads(()))
     await handle.start()
+    assert handle.revisions == {STAGE: "toy-1"}
     with pytest.raises(StateError):
         await handle.start()
     assert handle.alive

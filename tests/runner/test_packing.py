@@ -38,6 +38,7 @@ MESSAGES: list[Any] = [
     CloseSession("s"),
     ReleasePayloads((KEY, KEY)),
     Done(7, {"out": RECEIPT}, 1.5, 0.25),
+    Done(7, revisions={"p/a": "one", "p/b": ""}),
     Failed(7, "internal", "stage_failed", True, "text", "detail"),
 ]
 

@@ -32,7 +32,7 @@ class InlineRunner(LocalRunner):
     async def start(self) -> None:
         self._runner = build(self._entries, self.connector, self._settings)
         self._batcher = Batcher(self._runner)
-        self.state = self._runner.state
+        self.state, self.revisions = self._runner.state, self._runner.revisions
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.Handle | None = None
         self._open = True
