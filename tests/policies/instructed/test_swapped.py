@@ -61,6 +61,8 @@ class Player:
     [
         ("reach-v3", "drawer-open-v3"),
         ("pick-place-v3", "reach-v3"),
+        ("pick-place-v3", "push-v3"),
+        ("push-v3", "pick-place-v3"),
         ("drawer-open-v3", "door-open-v3"),
         ("button-press-v3", "drawer-open-v3"),
         ("door-open-v3", "button-press-v3"),
