@@ -17,7 +17,7 @@ from .measures import Measure
 from .serving import describe
 from .store import fingerprint
 from .suite import load_suite
-from .versions import env_version
+from .versions import env_version, simulator
 
 
 class TwinPolicy(Section):
@@ -88,7 +88,7 @@ class TwinConfig(Section):
         suite = load_suite(self.suite)
         env = suite.make_env()
         try:
-            said = fingerprint(suite, env=env_version(env))
+            said = fingerprint(suite, env=env_version(env), **simulator(env))
         finally:
             env.close()
         served = {f"served.{p.name}": describe(p.served()) for p in self.policies if p.deployment}

@@ -199,6 +199,7 @@ def test_plays_are_of_one_suite_simulator_and_deployment(tmp_path: Path) -> None
     said = shipped.named()
     Plays(tmp_path, said)
     assert {"suite.max_steps", "env", "served", "served.shipped", "served.small"} <= said.keys()
+    assert "version.gym-pusht" in said
     assert "served.hold" not in said
     small = [
         p.model_dump(mode="json") | ({"deployment": "pusht"} if p.name == "small" else {}) for p in shipped.policies
