@@ -75,7 +75,7 @@ class WorkerEnv(BaseEnv):
             self.instruction = str(said["instruction"])
             self._versions = {str(name): str(version) for name, version in said["versions"].items()}
             return int(said["max_steps"])
-        except (AttributeError, KeyError, TypeError, ValueError) as e:
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as e:
             raise self._worker.failed(f"describes its env wrongly ({type(e).__name__}: {e})") from None
 
     # One request each, whatever is looked at: the base asks for one array after the other, which are there by then.

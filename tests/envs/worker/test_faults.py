@@ -230,6 +230,10 @@ class TestProtocol:
             ("say(id=99, spec=spec); time.sleep(60)", "answered another request"),
             ("say(id=1, spec={}); time.sleep(60)", "describes its env wrongly"),
             ("spec['action'] = 3; say(id=1, spec=spec); time.sleep(60)", "describes its env wrongly"),
+            (
+                "spec['max_steps'] = float('inf'); say(id=1, spec=spec); time.sleep(60)",
+                "describes its env wrongly (Overf",
+            ),
             ("say(id=1, error='no'); time.sleep(60)", "an error that is none"),
             ("sys.exit(5)", "exit code 5"),
         ],
