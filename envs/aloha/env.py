@@ -30,6 +30,12 @@ _RESETTING = threading.Lock()  # gym-aloha hands the cube's place to its task in
 JOINTS = 14
 
 
+def told(physics: Any) -> NDArray[np.float64]:
+    """The action that gym-aloha's arms carry out at present, ``float64[14]``."""
+    arms = physics.data.ctrl.reshape(2, JOINTS // 2 + 1)  # six joints and two fingers
+    return np.ravel([[*arm[:6], normalize_puppet_gripper_position(arm[6])] for arm in arms])
+
+
 class _TransferCube(TransferCubeTask):  # type: ignore[misc]
     """gym-aloha renders three images of 640 x 480 at every step, 300 ms in software. Here nothing is drawn that nobody
     looks at."""
@@ -87,9 +93,7 @@ class AlohaTransferCube(BaseEnv):
 
     def hold(self) -> NDArray[np.float32]:
         """Where the joints are told to be: told to be where they are, the arms would sink a little at every step."""
-        arms = self._physics.data.ctrl.reshape(2, JOINTS // 2 + 1)  # six joints and two fingers
-        told = [[*arm[:6], normalize_puppet_gripper_position(arm[6])] for arm in arms]
-        return np.clip(np.ravel(told), self.action.low, self.action.high).astype(np.float32)
+        return np.clip(told(self._physics), self.action.low, self.action.high).astype(np.float32)
 
     @property
     def _physics(self) -> Any:

@@ -6,17 +6,27 @@ import contextlib
 import dataclasses
 import io
 from collections.abc import Mapping
+from importlib import metadata
 from typing import Any
 
 import gymnasium
 
-from omni_loop.errors import ConfigError, UnknownName, Unsupported, nearest
+from omni_loop.errors import ConfigError, MissingExtra, OmniLoopError, UnknownName, Unsupported, nearest
 from omni_loop.record.quiet import quiet
-from omni_loop.registry import missing_extra
+from omni_loop.registry import extra_of, missing_extra
 
 from .. import headless
 
 _REAL = "gym_manipulator"  # LeRobot's name for a robot that is there
+_APART = "libero"  # what has an env of ours, in a Python environment of its own
+_SEEN = ("pixels", "pixels_agent_pos")
+#: Of ``obs_type``, by config name, where LeRobot lets any text pass or does not say which there are.
+_OBS_TYPES = {
+    "pusht": (*_SEEN, "state", "environment_state_agent_pos"),
+    "aloha": _SEEN,
+    "metaworld": _SEEN,
+    "libero": _SEEN,
+}
 
 
 def configure(kind: str, fields: Mapping[str, Any], max_steps: int | None = None) -> Any:
@@ -46,6 +56,9 @@ def configure(kind: str, fields: Mapping[str, Any], max_steps: int | None = None
     for name in fields:
         if name not in known:
             raise ConfigError(f"LeRobot's env {kind!r} has no field {name!r}.{nearest(name, known)}")
+    shown, types = fields.get("obs_type"), _OBS_TYPES.get(kind)
+    if types is not None and shown is not None and shown not in types:
+        raise ConfigError(f"LeRobot's env {kind!r} has no obs_type {shown!r:.64}.{nearest(str(shown), types)}")
     given = dict(fields)
     if max_steps is not None and "episode_length" in known:
         given.setdefault("episode_length", max_steps)
@@ -93,22 +106,58 @@ def build(config: Any, task_id: int | None = None) -> Built:
         with contextlib.redirect_stdout(said):  # it says what it makes, task by task
             made = make_env(config, n_envs=1, use_async_envs=False)
     except ModuleNotFoundError as e:
-        cause = e if e.name or not isinstance(e.__cause__, ModuleNotFoundError) else e.__cause__
-        raise missing_extra(cause, f"LeRobot's env {config.type!r} ") from e
-    except (ValueError, TypeError, KeyError, ImportError, gymnasium.error.Error) as e:
-        raise ConfigError(f"LeRobot's env {config.type!r}: {e}") from e
+        raise _missing(config.type, e) from e
+    except OmniLoopError:  # of a plug-in that knows this project
+        raise
+    except Exception as e:  # also of the simulator's own code
+        raise _refused(config, e) from e
+    try:
+        return _chosen(config, made, task_id)
+    except BaseException:
+        _close(made)
+        raise
+
+
+def _missing(kind: str, error: ModuleNotFoundError) -> MissingExtra:
+    """Names this project's extra for the simulator, else LeRobot's own."""
+    cause = error if error.name or not isinstance(error.__cause__, ModuleNotFoundError) else error.__cause__
+    missing = missing_extra(cause, f"LeRobot's env {kind!r} ")
+    package = (cause.name or "").partition(".")[0]
+    extras = metadata.metadata("lerobot").get_all("Provides-Extra") or ()
+    if extra_of(package) is not None or kind not in extras:
+        return missing
+    apart = f", or say env: {_APART} (omni-loop envs install {_APART})" if kind == _APART else ""
+    return MissingExtra(missing.text.replace(f"install {package}", f"install lerobot[{kind}]{apart}"))
+
+
+def _refused(config: Any, error: Exception) -> ConfigError:
+    """``error`` of making the env, with the nearest name where it is that of a task."""
+    if config.type == "metaworld" and isinstance(error, KeyError):
+        from lerobot.envs.metaworld import DIFFICULTY_TO_TASKS, TASK_DESCRIPTIONS
+
+        task = str(error.args[0])
+        known = nearest(task, {*DIFFICULTY_TO_TASKS, *TASK_DESCRIPTIONS})
+        return ConfigError(f"LeRobot's env 'metaworld' has no task {task!r:.64}.{known}")
+    tasks = [id_.partition("/")[2] for id_ in gymnasium.registry if id_.startswith(f"{config.package_name}/")]
+    if isinstance(error, gymnasium.error.NameNotFound) and tasks:
+        return ConfigError(
+            f"LeRobot's env {config.type!r} has no task {config.task!r:.64}.{nearest(str(config.task), tasks)}"
+        )
+    kind = "" if isinstance(error, (ValueError, gymnasium.error.Error)) else f"{type(error).__name__}: "
+    return ConfigError(f"LeRobot's env {config.type!r}: {kind}{error}")
+
+
+def _chosen(config: Any, made: Mapping[str, Mapping[int, Any]], task_id: int | None) -> Built:
     vectors = {task: vector for group in made.values() for task, vector in group.items()}
     if sum(len(group) for group in made.values()) > 1 and task_id is None:
-        _close(made)
         tasks = ", ".join(f"{suite}: {len(group)} tasks" for suite, group in made.items())
         raise ConfigError(f"LeRobot's env {config.type!r} makes {tasks}; name one: task_id")
     chosen = task_id if task_id is not None else next(iter(vectors))
     if chosen not in vectors:
-        _close(made)
         raise ConfigError(f"LeRobot's env {config.type!r} has no task_id {chosen}; it has 0 to {max(vectors)}")
     kept = vectors[chosen]
-    _close(made, kept)
     before, after = config.get_env_processors()
+    _close(made, kept)
     return Built(kept.envs[0], kept, before if before.steps else None, after if after.steps else None)
 
 

@@ -6,7 +6,7 @@ env_options: {type: pusht, obs_type: environment_state_agent_pos}
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,12 @@ from omni_loop.errors import ConfigError, Unsupported, nearest
 from omni_loop.types import Array, ArraySpec
 
 from ..gymnasium_adapter import modules_of
-from .config import build, configure
+from .config import Built, build, configure
 from .observations import naming, specs
 from .sims import sim_of
 
 _SUCCESS = "is_success"  # what LeRobot reads
+_TOLD = "task_description"  # and what it tells a policy
 
 
 class LeRobotEnv(BaseEnv):
@@ -32,7 +33,8 @@ class LeRobotEnv(BaseEnv):
     are drawn only when they are asked for; other simulators draw them at every step, as LeRobot has it.
 
     ``max_steps`` None: as the config or the simulator says. ``task_id`` chooses among the tasks of a benchmark.
-    ``success_key``: the entry of ``info`` that says so, which has to be there at every step.
+    ``success_key``: the entry of ``info`` that says so, which has to be there at every step. Where the simulation
+    diverges (aloha) the episode ends without success, and with ``diverged`` 1 in ``info``.
 
     Raises:
         MissingExtra: lerobot, or the simulator, is not installed.
@@ -50,6 +52,14 @@ class LeRobotEnv(BaseEnv):
     ) -> None:
         config = configure(type, fields, max_steps)
         built = build(config, task_id)
+        try:
+            self._take(type, config, built, max_steps, success_key)
+        except BaseException:
+            built.vector.close()
+            raise
+
+    def _take(self, type: str, config: Any, built: Built, max_steps: int | None, success_key: str) -> None:
+        """Become the env of what was ``built``."""
         limit = max_steps or getattr(config, "episode_length", None) or getattr(built.env, "_max_episode_steps", None)
         if limit is None:
             raise ConfigError(f"LeRobot's env {type!r} says no length of its episodes; name max_steps")
@@ -66,6 +76,7 @@ class LeRobotEnv(BaseEnv):
         self.action = _action(self.name, built.env.action_space, self._sim.bounds)
         self._raw: Any = {}
         self._seen: dict[str, Array] = {}  # of the present state, as far as somebody looked
+        self.instruction_of_episode = self._sim.told_anew and hasattr(self.simulator, _TOLD)
 
     @property
     def simulator(self) -> Any:
@@ -73,9 +84,22 @@ class LeRobotEnv(BaseEnv):
         return self._env.unwrapped
 
     @property
-    def task_description(self) -> str:
-        """The instruction in words that LeRobot gives a policy; empty: this env has none."""
-        return str(getattr(self.simulator, "task_description", ""))
+    def instruction(self) -> str:
+        """What LeRobot tells a policy: the task in words, or else its name; "" where there is neither. Of the present
+        episode, where ``instruction_of_episode``."""
+        return str(getattr(self.simulator, _TOLD, getattr(self.simulator, "task", "")))
+
+    @property
+    def hold(self) -> Callable[[], NDArray[np.float32]]:
+        """As an env's own. Unsupported, and that before any episode begins: of this simulator nobody knows which action
+        does least."""
+        if not self._sim.holds:
+            raise Unsupported(f"env {self.name!r} does not say which action holds still")
+        return self._hold
+
+    def _hold(self) -> NDArray[np.float32]:
+        held = np.broadcast_to(np.asarray(self._sim.hold(), np.float32), self.action.shape)
+        return np.clip(held, self.action.low, self.action.high).astype(np.float32)
 
     def _reset(self, seed: int) -> None:
         self._sim.before_reset(seed)
@@ -83,10 +107,11 @@ class LeRobotEnv(BaseEnv):
         self._seen = {}
 
     def _step(self, action: NDArray[np.float32]) -> EnvStep:
-        self._raw, reward, terminated, truncated, info = self._env.step(self._sent(action))
+        self._raw, reward, terminated, truncated, info = self._sim.step(self._env, self._sent(action))
         self._seen = {}
         success = self._number(info, self._success_key, "success key") > 0.5
         kept = {} if self.score is None else {self.score: self._number(info, self.score, "score")}
+        kept |= {key: self._number(info, key, "entry") for key in self._sim.kept}
         return EnvStep({}, float(reward), bool(terminated), bool(truncated), success, kept)
 
     def _sent(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -116,12 +141,14 @@ class LeRobotEnv(BaseEnv):
         return array.copy()
 
     def _render(self) -> NDArray[np.uint8]:
+        self._sim.before_drawing()
         frame = self._env.render()
         if not isinstance(frame, np.ndarray) or frame.ndim != 3:
             raise Unsupported(f"env {self.name!r} draws no picture: its render_mode is {self._env.render_mode!r}")
         return np.ascontiguousarray(frame, np.uint8)
 
     def _close(self) -> None:
+        self._sim.close()
         self._vector.close()
 
 

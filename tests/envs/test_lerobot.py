@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import gymnasium
@@ -20,6 +21,7 @@ pytest.importorskip("lerobot")
 
 from omni_loop_envs.lerobot.env import LeRobotEnv
 from omni_loop_envs.lerobot.observations import naming
+from omni_loop_sim_eval import bounds
 
 pytestmark = [
     pytest.mark.timeout(400),  # importing LeRobot takes 20 s of CPU
@@ -115,8 +117,10 @@ def test_names_and_fields_that_are_none() -> None:
         LeRobotEnv(type="pusht", obs_typ=STATE)
     with pytest.raises(ConfigError, match="fps"):
         LeRobotEnv(type="pusht", fps="often")
-    with pytest.raises(ConfigError, match="obs_type nonsense"):
-        LeRobotEnv(type="pusht", obs_type="nonsense")
+    with pytest.raises(ConfigError, match=r"no obs_type 'pixel_agent_pos'. Did you mean 'pixels_agent_pos'"):
+        LeRobotEnv(type="pusht", obs_type="pixel_agent_pos")
+    with pytest.raises(ConfigError, match=r"no task 'PushT'. Did you mean 'PushT-v0'"):
+        LeRobotEnv(type="pusht", task="PushT")
     with pytest.raises(Unsupported, match="hub"):
         LeRobotEnv(type="isaaclab_arena")
     with pytest.raises(Unsupported, match="robot"):
@@ -134,8 +138,28 @@ def test_a_simulator_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPa
     import lerobot.envs.configs
 
     monkeypatch.setattr(lerobot.envs.configs.PushtEnv, "package_name", property(lambda self: "gym_not_here"))
-    with pytest.raises(MissingExtra, match="gym_not_here"):
+    with pytest.raises(MissingExtra, match=r"needs the package gym_not_here.*: install lerobot\[pusht\]$"):
         LeRobotEnv(type="pusht")
+
+
+def test_libero_is_said_to_be_here_by_another_name() -> None:
+    if find_spec("libero"):
+        pytest.skip("LIBERO is installed")
+    with pytest.raises(MissingExtra, match=r"install lerobot\[libero\], or say env: libero \(omni-loop envs install"):
+        LeRobotEnv(type="libero")
+
+
+def test_a_simulator_that_is_no_env_here_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[object] = []
+
+    def refuse(*_: object) -> None:
+        raise ConfigError("no array")
+
+    monkeypatch.setattr(gymnasium.vector.SyncVectorEnv, "close_extras", lambda self, **_: closed.append(self))
+    monkeypatch.setattr("omni_loop_envs.lerobot.env.specs", refuse)
+    with pytest.raises(ConfigError, match="no array"):
+        LeRobotEnv(type="pusht", obs_type=STATE)
+    assert len(closed) == 1
 
 
 class Table(gymnasium.Env[Any, Any]):
@@ -219,9 +243,30 @@ def test_what_lerobot_does_to_an_observation_is_done() -> None:
     shown = np.arange(72, dtype=np.uint8).reshape(4, 6, 3)[::-1, ::-1]  # LeRobot turns it by 180 degrees
     assert (arrays["images.image"] == shown).all()
     assert arrays["state"][6:] == pytest.approx([0.1, 0.2])
-    assert env.task_description == "put it there"
+    assert (env.instruction, env.instruction_of_episode) == ("put it there", False)
     assert env.max_steps == 7
     assert (env.action.low, env.action.high) == (-1, 1)
+
+
+@pytest.mark.usefixtures("table")
+def test_who_wants_to_hold_where_nobody_knows_how_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = bounds.BoundClient("hold", "lerobot")
+    client.attach(LeRobotEnv(type="libero"))
+    with pytest.raises(Unsupported, match="env 'lerobot/libero' does not say which action holds still"):
+        client.open("hold")
+    monkeypatch.setattr(Table, "control_mode", "relative", raising=False)
+    client.attach(LeRobotEnv(type="libero"))
+    assert client.open("hold").infer({}, step=0).chunk.actions.tolist() == [[0, 0]]  # type: ignore[union-attr]
+
+
+@pytest.mark.usefixtures("table")
+def test_what_other_simulators_say_is_to_be_done_is_of_an_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omni_loop_envs.lerobot.sims._SIMS", {})
+    env = LeRobotEnv(type="libero")
+    assert env.instruction_of_episode
+    env.reset(FIRST)
+    env.simulator.task_description = "put it back"
+    assert env.instruction == "put it back"
 
 
 @pytest.mark.usefixtures("table")
