@@ -16,6 +16,7 @@ from omni_loop.strict import validate
 from omni_loop.types import ArraySpec
 
 from .. import headless
+from ..drawable import drawable
 from ..gymnasium_adapter import RENDER, GymnasiumEnv, Key, read, rendered
 from .spec import Action, GymnasiumOptions, Observation
 
@@ -36,6 +37,7 @@ class Generic(GymnasiumEnv):
         try:
             self._to_env: Rescale | None
             action, self._to_env = action_of(said.id, said.action, env.action_space)
+            self._held = said.action.hold
             self.packages = tuple(module.partition(".")[0] for module in said.imports)
             super().__init__(
                 env,
@@ -57,6 +59,24 @@ class Generic(GymnasiumEnv):
             raise
         self._phase = "fresh"
 
+    def hold(self) -> NDArray[np.float32]:
+        """What the suite calls holding, else zero (:class:`.spec.Action`)."""
+        said = self._held
+        if said is None:
+            return super().hold()
+        held = np.asarray(read(self.name, self._observation, said) if isinstance(said, str) else said, np.float64)
+        if held.shape not in ((), self.action.shape):
+            shapes = f"{list(held.shape)}, an action {list(self.action.shape)}"
+            raise ConfigError(f"env {self.name!r}: hold has the shape {shapes}")
+        held = np.broadcast_to(held, self.action.shape)
+        if isinstance(said, str):  # a place may lie beyond what an action reaches
+            held = np.clip(held if self._to_env is None else self._to_env.back(held), self.action.low, self.action.high)
+        return held.astype(np.float32)
+
+    def _render(self) -> NDArray[np.uint8]:
+        see_that_it_draws(self._env)
+        return super()._render()
+
     def _step(self, action: NDArray[np.float32]) -> EnvStep:
         return super()._step(action if self._to_env is None else self._to_env(action))
 
@@ -71,6 +91,13 @@ class Rescale:
         share = (np.asarray(action, np.float64) - self._low) / (self._high - self._low)
         low, high = np.asarray(self._box.low, np.float64), np.asarray(self._box.high, np.float64)
         return np.clip(low + share * (high - low), low, high).astype(self._box.dtype)
+
+    def back(self, place: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The action that becomes ``place``."""
+        low, high = np.asarray(self._box.low, np.float64), np.asarray(self._box.high, np.float64)
+        span = np.where(high > low, high - low, 1.0)
+        there: NDArray[np.float64] = self._low + (place - low) / span * (self._high - self._low)
+        return there
 
 
 def make(said: GymnasiumOptions, max_steps: int) -> gymnasium.Env[Any, Any]:
@@ -95,9 +122,21 @@ def make(said: GymnasiumOptions, max_steps: int) -> gymnasium.Env[Any, Any]:
         raise missing_extra(e, f"env {said.id!r} ") from e
     except Exception as e:  # also of the environment's own code
         raise ConfigError(f"env {said.id!r} cannot be made with {kwargs}: {type(e).__name__}: {e}") from e
-    if said.fast_rendering and type(model := getattr(env.unwrapped, "model", None)).__name__ == "MjModel":
+    if said.fast_rendering and (model := _model(env)) is not None:
         headless.draw_fast(model)
     return env
+
+
+def _model(env: gymnasium.Env[Any, Any]) -> Any:
+    """MuJoCo's model of ``env``; None: it has none."""
+    model = getattr(env.unwrapped, "model", None)
+    return model if type(model).__name__ == "MjModel" else None
+
+
+def see_that_it_draws(env: gymnasium.Env[Any, Any]) -> None:
+    """MissingExtra: ``env`` would draw with MuJoCo, which cannot on this machine."""
+    if _model(env) is not None:
+        drawable()
 
 
 def _near_id(wanted: str) -> str:
@@ -141,6 +180,8 @@ def _key(name: str, key: str, wanted: Observation, env: gymnasium.Env[Any, Any],
     if wanted.render and wanted.shape is not None:
         shape, dtype = wanted.shape, "uint8"
     else:
+        if wanted.render:
+            see_that_it_draws(env)
         value = rendered(name, env) if wanted.render else read(name, observed, sources)
         shape, dtype = value.shape, str(value.dtype)
         if value.dtype.kind not in "biuf":

@@ -11,7 +11,7 @@
         state: [observation, desired_goal]
         hand: "observation[0:3]"
         image: {render: true, unit: RGB}
-      action: {low: -1, high: 1, unit: ""}
+      action: {low: -1, high: 1, unit: "", hold: 0}
       success: is_success                # the entry of info that says so, at every step
       info: [distance]                   # further numbers of info that are kept
       score: distance                    # the one of them that says how near success is
@@ -80,13 +80,22 @@ class Action(Section):
     Not named, they are the environment's, or -1 and 1 where its bounds differ by dimension. Where they are not the
     environment's own, actions are rescaled to those, each dimension by itself, unless ``rescale`` is off: then the
     environment is said to take what is named here, whatever its space says.
+
+    ``hold`` is the action that does least: one number for all dimensions, one for each, or the source of the place in
+    what is observed, in the environment's own units. None: zero, which is right where actions are displacements.
     """
 
     low: float | None = None
     high: float | None = None
     rescale: bool = True
+    hold: float | tuple[float, ...] | str | None = None
     unit: str = ""
     description: str = ""
+
+    @field_validator("hold", mode="before")
+    @classmethod
+    def _listed(cls, given: Any) -> Any:
+        return tuple(given) if isinstance(given, list) else given
 
     @model_validator(mode="after")
     def _consistent(self) -> Action:

@@ -10,7 +10,8 @@ from .wire import Array
 
 
 class Project:
-    """The env called ``env``, made with ``options``. Needs ``omni_loop`` in the worker's environment."""
+    """The env called ``env``, made with ``options``. Needs ``omni_loop`` in the worker's environment.
+    An instruction that is another in every episode does not travel: it would be that of none."""
 
     def __init__(self, env: str, options: Mapping[str, Any]) -> None:
         from dataclasses import asdict
@@ -25,7 +26,7 @@ class Project:
             made.control_hz,
             made.max_steps,
             made.score,
-            getattr(made, "instruction", ""),
+            "" if getattr(made, "instruction_of_episode", False) else getattr(made, "instruction", ""),
             dict(getattr(made, "versions", {})),
         )
 

@@ -21,12 +21,14 @@ class Bad(BaseEnv):
     """Does what its options say at the step of that number."""
 
     name = "bad"
+    instruction = "stand still"
     control_hz = 10.0
     action = ArraySpec("action", "float32", (1,), low=-1, high=1)
     observations = (ArraySpec("place", "float32", (1,)),)
 
-    def __init__(self, at: int, what: str, ends: str = ""):
+    def __init__(self, at: int, what: str, ends: str = "", anew: bool = False):
         super().__init__(50)
+        self.instruction_of_episode = anew
         if ends:  # the name of the only thread that may end the worker when its owner is gone
             end = server._end
             server._end = lambda: end() if threading.current_thread().name == ends else time.sleep(600)

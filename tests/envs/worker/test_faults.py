@@ -161,6 +161,12 @@ class TestSimulators:
         two_steps(env)
         return int(env.step(GO).arrays["place"].item())
 
+    @pytest.mark.parametrize(("anew", "told"), [(False, "stand still"), (True, "")])
+    def test_an_instruction_travels_unless_it_is_of_an_episode(self, anew: bool, told: str) -> None:
+        env = worker("bad", {"at": -1, "what": "exit", "anew": anew})
+        assert env.instruction == told
+        env.close()
+
     def test_it_leads_a_group_of_its_own(self) -> None:
         env = bad("exit")
         assert os.getpgid(env.pid) == env.pid != os.getpgrp()
