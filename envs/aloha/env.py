@@ -15,6 +15,7 @@ from omni_loop.env import BaseEnv, EnvStep
 from omni_loop.errors import ConfigError, nearest
 from omni_loop.types import Array, ArraySpec
 
+from ..drawable import side
 from ..drawing import Canvas, fixed_camera  # before what imports mujoco: it is told how to draw
 
 from gym_aloha.constants import ASSETS_DIR, DT, normalize_puppet_gripper_position  # isort: skip
@@ -71,7 +72,7 @@ class AlohaTransferCube(BaseEnv):
 
     def __init__(self, max_steps: int = 300, image_width: int = 128, image_height: int = 96) -> None:
         super().__init__(max_steps)
-        self._size = (image_width, image_height)
+        self._size = (side("image_width", image_width), side("image_height", image_height))
         self.observations = (
             ArraySpec("image", "uint8", (image_height, image_width, 3), unit="RGB", low=0, high=255),
             ArraySpec(

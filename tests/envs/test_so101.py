@@ -24,6 +24,12 @@ def can_draw() -> bool:
     return True
 
 
+@pytest.mark.parametrize("px", [0, -96, 100_000])
+def test_an_image_of_no_size_is_refused(px: int) -> None:
+    with pytest.raises(ConfigError, match=f"image_size is {px}, wanted 1 to 4096 px"):
+        So101PickPlace(image_size=px)
+
+
 @pytest.mark.skipif(not can_draw(), reason="neither OSMesa nor EGL on this machine")
 class TestSo101(EnvContract):
     expert_episodes = 3
