@@ -45,11 +45,11 @@ class Course:
         self.over = self.success = False
 
     def reset(self, keys: Collection[str]) -> Mapping[str, Array]:
-        with _must_live():
+        with must_live():
             return self.env.reset(self.seed, keys)
 
     def observe(self, keys: Collection[str]) -> Mapping[str, Array]:
-        with _must_live():
+        with must_live():
             return self.env.observe(keys)
 
     def clip(self, actions: Action) -> Action:
@@ -64,7 +64,7 @@ class Course:
         """
         if time.monotonic() > self._deadline:
             raise EpisodeTimeout(f"more than {self.suite.time_limit_s:g} s")
-        with _must_live():
+        with must_live():
             done = self.env.step(action, keys=())
         self.actions.append(action)
         if self.env.score is not None:
@@ -91,7 +91,7 @@ class Course:
 
 
 @contextmanager
-def _must_live() -> Iterator[None]:
+def must_live() -> Iterator[None]:
     """What a simulator raises that is no answer of its own ends it: nobody knows in which state it is left."""
     try:
         yield

@@ -15,7 +15,7 @@ from omni_loop.env import Env
 from omni_loop.errors import OmniLoopError
 
 from .api import LoopClient, LoopSession, attach
-from .course import Course, EnvDied, EpisodeTimeout
+from .course import Course, EnvDied, EpisodeTimeout, must_live
 from .drive import drive
 from .live import drive_live
 from .results import EpisodeResult, Outcome, Prediction, Tick
@@ -35,7 +35,7 @@ def run_episode(client: LoopClient, env: Env, suite: EvalSuite, episode: int, ta
     session: LoopSession | None = None
     try:
         attach(client, env)
-        prompt = _prompt(course, task)
+        prompt = prompt_of(env, suite, seed, task)
         session = client.open(suite.pipeline, prompt=prompt, seed=seed, keys=suite.keys, options=suite.options)
         if suite.mode == "live":
             drive_live(course, session, task)
@@ -77,9 +77,17 @@ def run_episode(client: LoopClient, env: Env, suite: EvalSuite, episode: int, ta
     )
 
 
-def _prompt(course: Course, task: str) -> str:
-    """What the policy is told: the suite's prompt, or where that is empty the env's own ``instruction``."""
-    env, said = course.env, course.suite.task(task).prompt
-    if not said and getattr(env, "instruction_of_episode", False):
-        course.reset(())  # until then it is that of the episode before; the course's own reset begins the same again
-    return said or str(getattr(env, "instruction", ""))
+def prompt_of(env: Env, suite: EvalSuite, seed: int, task: str) -> str:
+    """What a policy is told in the episode of ``seed``: the suite's prompt, or where that is empty the env's own
+    ``instruction``.
+
+    Raises:
+        EnvDied: the env had to begin the episode to say it, and broke.
+    """
+    said = suite.task(task).prompt
+    if said:
+        return said
+    if getattr(env, "instruction_of_episode", False):
+        with must_live():
+            env.reset(seed, ())  # until then it is that of the episode before; whoever plays begins the same again
+    return str(getattr(env, "instruction", ""))

@@ -15,6 +15,7 @@ from omni_loop.types import SessionSpec
 
 from . import shards
 from .api import Connect, LoopSession, attach
+from .episodes import prompt_of
 from .jobs import Job, Jobs
 from .match import check_match
 from .results import EpisodeResult, Outcome
@@ -74,7 +75,7 @@ def preflight(suite: EvalSuite, connect: Connect, ask_revision: bool = False) ->
                 attach(client, env)
                 session = client.open(
                     suite.pipeline,
-                    prompt=suite.task(task).prompt,
+                    prompt=prompt_of(env, suite, suite.first_seed, task),
                     seed=suite.first_seed,
                     keys=suite.keys,
                     options=suite.options,

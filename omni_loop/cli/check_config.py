@@ -98,7 +98,8 @@ def find_packages(modules: Iterable[str]) -> None:
     for module in modules:
         if find_spec(module) is None:
             extra = registry.extra_of(module)
-            raise MissingExtra(f"{extra} (uv sync --extra {extra})" if extra else f"{module} is not installed")
+            wanted = f"{extra} (uv sync --inexact --extra {extra})" if extra else f"{module} is not installed"
+            raise MissingExtra(wanted)
 
 
 def compiled_of(named: str | PipelineConfig) -> CompiledPipeline:

@@ -212,7 +212,7 @@ def _download(repository: str, files: list[str]) -> Path:
     except ModuleNotFoundError:
         text = (
             f"the checkpoint {repository!r} is no folder here ({Path.cwd()}); to fetch it from the hub install "
-            "omni-loop[lerobot], or in a clone: uv sync --extra lerobot"
+            "omni-loop[lerobot], or in a clone: uv sync --inexact --extra lerobot"
         )
         raise MissingExtra(text) from None
     not_here = f"the checkpoint {repository!r} is no folder here ({Path.cwd()}), and the hub"

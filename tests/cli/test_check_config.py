@@ -126,7 +126,7 @@ def test_an_extra_that_a_stage_needs_is_said_without_building_it(
     monkeypatch.setattr(check_config, "find_spec", lambda module: None if module == "lerobot" else "found")
     good, out = ran(check_config.check_config, [path])
     assert good, out
-    assert "extra not here: packages of toy/act: lerobot (uv sync --extra lerobot)" in out
+    assert "extra not here: packages of toy/act: lerobot (uv sync --inexact --extra lerobot)" in out
     monkeypatch.setattr(check_config, "find_spec", lambda module: "found")
     good, out = ran(check_config.check_config, [path])
     assert good

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from omni_loop import registry
 from omni_loop.env import EVALUATION_SEED
 from omni_loop_sim_eval.episodes import Outcome, run_episode
+from omni_loop_sim_eval.runner import preflight
 
 from .toy import ToyClient, ToyEnv, ToyServer, ToySession, toy_suite
 
@@ -76,3 +78,10 @@ def test_an_env_that_breaks_before_it_said_what_to_do_is_tried_again() -> None:
     result = run_episode(Told(), Broken(), toy_suite(), 0)
     assert (result.outcome, result.env_died) == (Outcome.ERROR, True)
     assert "no scene" in result.reason
+
+
+def test_the_first_session_of_a_run_is_told_the_same() -> None:
+    client = Told()
+    with registry.registered(registry.ENVS, "instructed", Instructed):
+        preflight(toy_suite(env="instructed"), lambda: client)
+    assert client.prompts == ["walk to the middle"]
