@@ -62,7 +62,10 @@ class PushT(Sim):
     holds = True
 
     def __init__(self, sim: Any) -> None:
+        from ..pusht.simulator import steady
+
         super().__init__(sim)
+        steady(sim)
         if sim.obs_type in ("pixels", "pixels_agent_pos"):
             sim.get_obs = lambda: {} if sim.obs_type == "pixels" else {"agent_pos": np.array(sim.agent.position)}
 

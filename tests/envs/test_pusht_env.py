@@ -11,6 +11,7 @@ from omni_loop.types import ArraySpec
 from omni_loop_envs.gymnasium_adapter import RENDER, GymnasiumEnv, Key
 from omni_loop_envs.pusht.env import PushT
 from omni_loop_envs.pusht.expert import PushTExpert
+from omni_loop_envs.pusht.simulator import PushTSimulator
 
 
 class TestPushT(EnvContract):
@@ -80,6 +81,22 @@ class TestGymnasiumAdapter(EnvContract):
             assert (a.arrays["image"] == b.arrays["top"]).all()
             assert a.info["coverage"] == pytest.approx(b.info["coverage"], abs=1e-6)
             assert (a.success, a.terminated) == (b.success, b.terminated)
+
+
+def test_coverage_is_the_same_to_the_bit_wherever_the_ts_parts_lie_in_memory() -> None:
+    rng, kept = np.random.default_rng(0), []
+    seen: list[set[float]] = [set() for _ in range(50)]
+    scenes = np.array([10, 10, 256, 256, np.pi / 4]) + rng.normal(size=(50, 5)) * [0, 0, 15, 15, 0.2]
+    for _ in range(8):
+        sim = PushTSimulator()
+        kept.append(sim)  # so that each has addresses of its own
+        sim.reset(5)
+        theirs = type(sim.env)._get_coverage
+        for values, scene in zip(seen, scenes, strict=True):
+            sim.place(scene)
+            values.add(sim.coverage)
+            assert sim.coverage == pytest.approx(theirs(sim.env), abs=1e-12)
+    assert [len(values) for values in seen] == [1] * 50
 
 
 def test_missing_success_key_is_an_error_that_names_the_nearest() -> None:
