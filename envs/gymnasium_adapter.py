@@ -82,7 +82,8 @@ class GymnasiumEnv(BaseEnv):
 
     def _entry(self, info: Mapping[str, Any], key: str, what: str) -> float:
         if key not in info:
-            raise ConfigError(f"env {self.name!r} reports no {what} {key!r}.{nearest(key, info)}")
+            where = "" if "info" in what else " in its info"
+            raise ConfigError(f"env {self.name!r} reports no {what} {key!r}{where}.{nearest(key, info)}")
         value = np.asarray(info[key])
         if value.size != 1 or value.dtype.kind not in "biuf":
             raise ConfigError(f"env {self.name!r}: {what} {key!r} is no single number: {info[key]!r}")

@@ -76,7 +76,11 @@ def eval_command(
         bool, typer.Option("--measured", help="With --live: add what answers really take. Not reproducible.")
     ] = False,
     chunks: Annotated[
-        str | None, typer.Option(help=f"With --live: how chunks take over: {', '.join(CHUNKS)}; several by commas.")
+        str | None,
+        typer.Option(
+            help=f"With --live: how chunks take over: {', '.join(CHUNKS)}; several by commas. Left out: joined, "
+            "and of several latencies joined, aligned and naive.",
+        ),
     ] = None,
     join: Annotated[
         bool | None, typer.Option("--join/--no-join", help="With --live: --chunks joined, or aligned.")

@@ -36,9 +36,10 @@ def ab_command(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Begin anew instead of going on with what --out holds.")
     ] = False,
-    out: Annotated[Path, typer.Option(help="Folder for index.html, comparison.json and the runs a and b.")] = Path(
-        "runs/ab"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for index.html, comparison.json and the runs a and b.  [default: runs/A-against-B]"),
+    ] = None,
 ) -> None:
     """Which of two policies is better? Pairs are run in order and it stops when that is decided.
 
@@ -49,6 +50,7 @@ def ab_command(
     """
     console = Console()
     suites = [load_suite(name).changed(first_seed=seed, workers=workers, videos=videos) for name in (a, b)]
+    out = out or Path("runs") / f"{suites[0].name}-against-{suites[1].name}"
     test = SequentialTest(alpha, margin)
     ab.check(suites[0], suites[1])
     folders = [out / "a", out / "b"]

@@ -20,9 +20,10 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from .pooled import pooled
 from .report import segments
 from .results import EpisodeResult, Outcome
-from .stats import interval
+from .stats import Interval, interval
 from .suite import EvalSuite
 
 _ETA_S = 3600.0  # of episodes by whose rate the rest is foretold
@@ -77,10 +78,15 @@ class Progressing:
             self._counts[id_][1] += 1
         return ids
 
+    def _of_all(self) -> Interval:
+        each = [self._counts[int(id_)] for id_ in self._bars.values()] or [self._counts[int(self._all)]]
+        return pooled({str(i): (k, n) for i, (k, n) in enumerate(each)}, self._method)[1]
+
     def _show(self, id_: int) -> None:
         k, n = self._counts[id_]
         if n:
-            said = f"[bold]{100 * k / n:.0f} %[/] {k}/{n} {escape(str(interval(k, n, self._method)))}"
+            bounds = interval(k, n, self._method) if id_ != self._all else self._of_all()
+            said = f"[bold]{100 * k / n:.0f} %[/] {k}/{n} {escape(str(bounds))}"
             self._bar.update(TaskID(id_), rate=said)
 
 

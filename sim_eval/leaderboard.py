@@ -72,7 +72,7 @@ def boards(runs: Sequence[StoredRun], level: float = 0.95, method: str = "wilson
     """
     groups: dict[tuple[str, tuple[str, ...]], list[StoredRun]] = {}
     for run in runs:
-        groups.setdefault((run.env, tuple(sorted(run.tasks))), []).append(run)
+        groups.setdefault((run.place, tuple(sorted(run.tasks))), []).append(run)
     called = names(runs)
     return [
         _board([_entry(run, called[id(run)], level, method) for run in own], level)
@@ -136,7 +136,7 @@ def _board(entries: Sequence[Entry], level: float) -> Board:
         placed.append(replace(entry, rank=1 + better, alike=alike, unpaired=unpaired))
     placed.sort(key=lambda e: e.rank)  # stable: the best rate first among those that share one
     first = ordered[0].run
-    return Board(first.env, first.tasks, tuple(placed), len(p))
+    return Board(first.place, first.tasks, tuple(placed), len(p))
 
 
 def same_episodes(a: StoredRun, b: StoredRun) -> bool:

@@ -55,7 +55,8 @@ def tables(boards: Sequence[Board]) -> Iterator[Table]:
         for e in board.entries:
             counts = ([str(e.deadline_misses)] if misses else []) + ([str(e.broken)] if broken else [])
             told = ([", ".join(e.alike)] if ties else []) + ([", ".join(e.unpaired)] if others else [])
-            out.add_row(str(e.rank), escape(e.name), *_cells(e), *counts, *map(escape, told))
+            shared = e.alike and sum(other.rank == e.rank for other in board.entries) > 1  # as on the page
+            out.add_row(f"{'=' if shared else ''}{e.rank}", escape(e.name), *_cells(e), *counts, *map(escape, told))
         yield out
 
 

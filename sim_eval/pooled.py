@@ -10,13 +10,16 @@ from omni_loop.errors import InvalidInput
 
 from .stats import Interval, interval
 
+LEAST = 5  # episodes of a task before its own spread is believed
+
 
 def pooled(tasks: Mapping[str, tuple[int, int]], method: str = "wilson", level: float = 0.95) -> tuple[float, Interval]:
     """Successes of all episodes by their number, and an interval; ``tasks``: (successes, episodes) by name.
 
     Tasks are taken as given: the interval is for more episodes of these very tasks, as many of each, and says nothing
     about other tasks. ``wilson`` is the stratified Wilson interval, as narrow as differing tasks allow; with one task,
-    or tasks that all came out the same, it is Wilson's own. The other methods take all episodes as of one task, which
+    tasks that all came out the same, or fewer than :data:`LEAST` episodes of one, it is Wilson's own: what three
+    episodes have in common says little of how a task spreads. The other methods take all episodes as of one task, which
     is on the safe side: their number of successes spreads less than a binomial (Hoeffding).
 
     Sources:
@@ -30,7 +33,7 @@ def pooled(tasks: Mapping[str, tuple[int, int]], method: str = "wilson", level: 
         raise InvalidInput("no task to pool")
     strata = [(k_, n_) for k_, n_ in tasks.values() if n_]
     plain = interval(k, n, method, level)
-    if method != "wilson" or len(strata) < 2:
+    if method != "wilson" or len(strata) < 2 or min(n_ for _, n_ in strata) < LEAST:
         return (k / n if n else 0.0), plain
     z = NormalDist().inv_cdf((1 + level) / 2)
     weights = [n_ / n for _, n_ in strata]

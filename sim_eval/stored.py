@@ -36,6 +36,13 @@ class StoredRun:
         return str(self.summary.get("env", ""))
 
     @property
+    def place(self) -> str:
+        """The env, and where it is any of many what its options say that it is."""
+        options = self.said.get("suite.env_options")
+        which = next((options[k] for k in ("id", "type") if k in options), "") if isinstance(options, Mapping) else ""
+        return f"{self.env}: {which}" if which else self.env
+
+    @property
     def tasks(self) -> tuple[str, ...]:
         return tuple(by_task(self.rows))
 

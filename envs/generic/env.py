@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni_loop.env import EnvStep
-from omni_loop.errors import ConfigError, OmniLoopError, UnknownName, nearest
-from omni_loop.registry import missing_extra
+from omni_loop.errors import ConfigError, MissingExtra, OmniLoopError, UnknownName, nearest
+from omni_loop.registry import extra_of, missing_extra
 from omni_loop.strict import validate
 from omni_loop.types import ArraySpec
 
@@ -107,6 +107,9 @@ def make(said: GymnasiumOptions, max_steps: int) -> gymnasium.Env[Any, Any]:
         try:
             import_module(module)
         except ModuleNotFoundError as e:
+            if extra_of(missing := (e.name or module).partition(".")[0]) is None:
+                where = "not installed, or its folder is not on the PYTHONPATH"
+                raise MissingExtra(f"env {said.id!r} needs the module {missing!r}, which is not there: {where}") from e
             raise missing_extra(e, f"env {said.id!r} ") from e
     kwargs = dict(said.kwargs) | ({} if said.render_mode is None else {"render_mode": said.render_mode})
     try:

@@ -43,7 +43,6 @@ def configure(kind: str, fields: Mapping[str, Any], max_steps: int | None = None
     """
     try:
         with quiet():
-            import draccus
             from lerobot.envs.configs import EnvConfig, HubEnvConfig
     except ModuleNotFoundError as e:
         raise missing_extra(e, "env 'lerobot' ") from e
@@ -62,6 +61,8 @@ def configure(kind: str, fields: Mapping[str, Any], max_steps: int | None = None
     given = dict(fields)
     if max_steps is not None and "episode_length" in known:
         given.setdefault("episode_length", max_steps)
+    import draccus  # a package of LeRobot's: it is there where that is
+
     try:
         return draccus.decode(EnvConfig, {"type": kind, **given})
     except Exception as e:  # of draccus' parsers, and what a config's own checks raise

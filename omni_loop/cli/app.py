@@ -133,7 +133,13 @@ def serve(
 
 @app.command()
 def train(
-    part: Annotated[str, typer.Argument(help="Which part: codec, world, context, policy; or **all**, in that order.")],
+    part: Annotated[
+        str,
+        typer.Argument(
+            help="Which part: codec, world, context, policy; **all** of these, in that order; or another that is "
+            "registered, such as metaworld."
+        ),
+    ],
     recipe: Annotated[
         Path | None, typer.Option(help="YAML recipe instead of the shipped one.", show_default=False)
     ] = None,

@@ -190,7 +190,7 @@ def test_actions_of_one_range_go_through_untouched() -> None:
 @pytest.mark.parametrize(
     ("wrong", "kind", "text"),
     [
-        ({"success": "sucess"}, ConfigError, r"no success key 'sucess'. Did you mean 'succeed'"),
+        ({"success": "sucess"}, ConfigError, r"no success key 'sucess' in its info. Did you mean 'succeed'"),
         ({"success": "note"}, ConfigError, r"success key 'note' is no single number"),
         ({"success": None}, ConfigError, r"success: Input should be a valid string"),
         ({"info": ["distanc"]}, ConfigError, r"no info key 'distanc'. Did you mean 'distance'"),
@@ -216,7 +216,11 @@ def test_actions_of_one_range_go_through_untouched() -> None:
         ({"kwargs": {"max_episode_steps": 5}}, ConfigError, "max_episode_steps is said by the suite's max_steps"),
         ({"control_hz": 0}, ConfigError, "control_hz"),
         ({"id": "odd/Od-v0"}, UnknownName, r"no env 'odd/Od-v0'. Did you mean 'odd/Odd-v0'\? If a module registers"),
-        ({"import": "no_such_module"}, MissingExtra, r"'odd/Odd-v0' needs the package no_such_module"),
+        (
+            {"import": "no_such_module"},
+            MissingExtra,
+            r"'odd/Odd-v0' needs the module 'no_such_module', which is not there: not installed, or its folder",
+        ),
         ({"import": ""}, ConfigError, "import: '' is no name of a module"),
         ({"import": [".odd"]}, ConfigError, r"import: '\.odd' is no name of a module"),
         ({"id": "no_such_module:Odd-v0"}, ConfigError, "No module named 'no_such_module'"),

@@ -102,7 +102,7 @@ def test_coverage_is_the_same_to_the_bit_wherever_the_ts_parts_lie_in_memory() -
 def test_missing_success_key_is_an_error_that_names_the_nearest() -> None:
     env = wrapped(success_key="succes")
     env.reset(3_000_000)
-    with pytest.raises(ConfigError, match=r"no success key 'succes'. Did you mean 'is_success'"):
+    with pytest.raises(ConfigError, match=r"no success key 'succes' in its info. Did you mean 'is_success'"):
         env.step(np.array([256, 256], np.float32))
 
 

@@ -180,6 +180,19 @@ def test_leaderboard_ranks_by_the_pairs_not_by_rates_over_other_episodes(tmp_pat
     assert [(short.run.folder.name, short.rank), (other.run.folder.name, other.rank)] == [("short", 1), ("long", 2)]
 
 
+def test_leaderboard_keeps_worlds_of_one_adapter_apart(tmp_path: Path) -> None:
+    for name, which in (("a", {"id": "A-v1"}), ("b", {"id": "B-v1"}), ("c", {"id": "A-v1"}), ("d", {"type": "pusht"})):
+        write_run(tmp_path / name, {"": [YES] * 5}, suite=name, env="gymnasium", said={"suite.env_options": which})
+    found = {board.env: [e.name for e in board.entries] for board in leaderboard.boards(leaderboard.read([tmp_path]))}
+    assert found == {"gymnasium: A-v1": ["a", "c"], "gymnasium: B-v1": ["b"], "gymnasium: pusht": ["d"]}
+
+
+def test_few_episodes_of_each_task_do_not_narrow_the_interval() -> None:
+    assert pooled({"a": (0, 2), "b": (2, 2)})[1] == interval(2, 4)
+    narrow = pooled({"a": (0, 10), "b": (10, 10)})[1]
+    assert (narrow.method, narrow.low > interval(10, 20).low) == ("stratified wilson", True)
+
+
 def test_leaderboard_says_what_broke_and_what_was_not_compared(tmp_path: Path) -> None:
     broke = write_run(tmp_path / "broke", {"": [YES] * 3 + [NO] * 2})
     kept = rows.read(broke)
