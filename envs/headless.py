@@ -77,6 +77,15 @@ def open_gl(width: int, height: int) -> Any:
         ) from e
 
 
+def can_draw() -> bool:
+    """Whether this machine has what draws without a screen."""
+    try:
+        open_gl(8, 8).free()
+    except MissingExtra:
+        return False
+    return True
+
+
 def draw_fast(model: Any) -> None:
     """Leave out what takes a software renderer most of a frame's time: the shadow map and smooth edges.
 

@@ -11,22 +11,14 @@ from dm_control import mujoco
 
 from omni_loop import registry
 from omni_loop.env import Env, EnvStep
-from omni_loop.errors import ConfigError, MissingExtra
+from omni_loop.errors import ConfigError
 from omni_loop.testing.env_contract import Act, EnvContract
 from omni_loop_envs import headless
 from omni_loop_envs.aloha import expert as aloha_expert
 from omni_loop_envs.aloha.env import AlohaTransferCube
 
 
-def can_draw() -> bool:
-    try:
-        headless.open_gl(8, 8).free()
-    except MissingExtra:
-        return False
-    return True
-
-
-@pytest.mark.skipif(not can_draw(), reason="neither OSMesa nor EGL on this machine")
+@pytest.mark.skipif(not headless.can_draw(), reason="neither OSMesa nor EGL on this machine")
 class TestAloha(EnvContract):
     expert_episodes = 2
 

@@ -16,14 +16,6 @@ from omni_loop_envs.fetch.env import ENVIRONMENT, GOAL, OBJECT, FetchEnv, FetchP
 from omni_loop_envs.fetch.expert import FetchExpert
 
 
-def can_draw() -> bool:
-    try:
-        headless.open_gl(8, 8).free()
-    except MissingExtra:
-        return False
-    return True
-
-
 class TestFetchPickPlace(EnvContract):
     """The state alone: nothing of OpenGL is touched."""
 
@@ -67,7 +59,7 @@ class TestFetchPickPlace(EnvContract):
         assert (arrays["environment_state"][-3:] == arrays["state"][GOAL]).all()
 
 
-@pytest.mark.skipif(not can_draw(), reason="neither OSMesa nor EGL on this machine")
+@pytest.mark.skipif(not headless.can_draw(), reason="neither OSMesa nor EGL on this machine")
 class TestFetchWithImages(EnvContract):
     expert_episodes = 2
 

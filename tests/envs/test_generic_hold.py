@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 
 from omni_loop.errors import ConfigError, MissingExtra, OmniLoopError
-from omni_loop_envs import headless
-from omni_loop_envs.drawable import drawable
 from omni_loop_envs.generic.env import Generic
 
 SEED = 3_000_000
@@ -69,16 +67,6 @@ def test_a_place_is_held_where_it_is(said: dict[str, Any]) -> None:
 def test_what_is_no_action_is_refused_when_the_env_is_made(hold: Any, said: str) -> None:
     with pytest.raises(OmniLoopError, match=said):
         pusht(hold=hold)
-
-
-@pytest.fixture
-def blind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A machine that cannot draw."""
-    monkeypatch.setenv("MUJOCO_GL", "")
-    monkeypatch.setattr(headless, "find_library", lambda name: None)
-    drawable.cache_clear()
-    yield
-    drawable.cache_clear()
 
 
 @pytest.mark.usefixtures("blind")

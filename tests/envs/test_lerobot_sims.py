@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 
 import numpy as np
@@ -13,7 +13,6 @@ from omni_loop.errors import MissingExtra
 pytest.importorskip("lerobot")
 
 from omni_loop_envs import headless
-from omni_loop_envs.drawable import drawable
 from omni_loop_envs.lerobot.env import LeRobotEnv
 
 pytestmark = [
@@ -65,7 +64,7 @@ def test_a_simulation_that_diverges_ends_the_episode_and_says_so() -> None:
                 assert step.info == {"diverged": 0.0}
         assert (step.terminated, step.success, step.info) == (True, False, {"diverged": 1.0})
         np.testing.assert_array_equal(step.arrays["state"], before)
-        if can_draw():
+        if headless.can_draw():
             assert env.render().std() > 0
         again = env.reset(FIRST, keys=("state",))["state"]
         assert env.step(env.hold(), keys=()).info == {"diverged": 0.0}
@@ -73,17 +72,9 @@ def test_a_simulation_that_diverges_ends_the_episode_and_says_so() -> None:
             assert (fresh.reset(FIRST, keys=("state",))["state"] == again).all()
 
 
-def can_draw() -> bool:
-    try:
-        headless.open_gl(8, 8).free()
-    except MissingExtra:
-        return False
-    return True
-
-
 def test_a_closed_env_leaves_no_context_to_the_garbage_collector() -> None:
     """There its end would wait for a thread that is gone, now and then: forever."""
-    if not can_draw():
+    if not headless.can_draw():
         pytest.skip("neither OSMesa nor EGL on this machine")
     env = aloha()
     env.reset(FIRST, keys=("images.top",))
@@ -92,16 +83,6 @@ def test_a_closed_env_leaves_no_context_to_the_garbage_collector() -> None:
     assert not context.terminated
     env.close()
     assert context.terminated
-
-
-@pytest.fixture
-def blind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A machine that cannot draw."""
-    monkeypatch.setenv("MUJOCO_GL", "")
-    monkeypatch.setattr(headless, "find_library", lambda name: None)
-    drawable.cache_clear()
-    yield
-    drawable.cache_clear()
 
 
 @pytest.mark.usefixtures("blind")

